@@ -1,0 +1,1 @@
+"""The language of all rooms: pydantic models only, no torch, no web framework."""

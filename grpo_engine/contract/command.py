@@ -1,0 +1,47 @@
+"""What the engine is told: the dispatch that starts an attempt, and numbered commands while it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from grpo_engine.contract.base import NonNegativeFloat, PositiveFloat, PositiveInt, Strict
+from grpo_engine.contract.job import JobSpec
+
+
+class Dispatch(Strict):
+    """`dispatch.json` in the attempt directory: everything the engine needs. Paths are absolute or relative to it."""
+
+    job_id: str = "local"
+    epoch: PositiveInt = 1
+    spec: JobSpec
+    training_file: str | None = None
+    validation_file: str | None = None
+    resume_from: str | None = None
+    """Checkpoint directory to continue from; null starts at step 1."""
+    reference_from: str | None = None
+    """Weights directory of the reference when it is not the initial model."""
+    cache_dir: str | None = None
+    """Where converted models are kept; null = the user's cache."""
+    model_dir: str | None = None
+    """Folder below which local models may be named; null = any local folder."""
+
+
+class Command(Strict):
+    """A numbered instruction, applied at a step boundary and answered by `control.applied` or `control.refused`."""
+
+    number: PositiveInt
+    type: Literal["set", "checkpoint", "pause", "drain"]
+    """`pause` and `drain` finish the step, checkpoint and end with outcome `stopped`."""
+    beta: NonNegativeFloat | None = None
+    target: PositiveFloat | None = None
+    learning_rate: PositiveFloat | None = None
+    actor: Annotated[str, Field(max_length=128)] = "operator"
+
+    @model_validator(mode="after")
+    def _set_has_values(self) -> Command:
+        values = (self.beta, self.target, self.learning_rate)
+        if (self.type == "set") != any(value is not None for value in values):
+            raise ValueError("set needs at least one of beta, target, learning_rate; other commands take none")
+        return self

@@ -1,0 +1,112 @@
+"""From a decoded JSON body to a valid `JobSpec`: translation, presets, validation, and errors a person can act on."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from grpo_engine.contract.error import InvalidRequest, UnsupportedMethod
+from grpo_engine.contract.job import JobSpec
+from grpo_engine.contract.presets import apply_preset
+from grpo_engine.contract.reinforcement import translate_reinforcement
+from grpo_engine.contract.support import refuse_unsupported
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def resolve_spec(raw: dict[str, Any]) -> JobSpec:
+    """The job with presets applied and every default filled in.
+
+    Raises InvalidRequest (or a subclass) naming the field in `param` and the remedy in the message.
+    """
+    method = raw.get("method")
+    if isinstance(method, dict):
+        kind = method.get("type")
+        if kind == "reinforcement":
+            raw = {**raw, "method": translate_reinforcement(method)}
+        elif kind in ("supervised", "dpo"):
+            raise UnsupportedMethod(
+                f"method.type {kind!r} is not offered; this server trains with GRPO: use 'grpo' (or 'reinforcement')",
+                param="method.type",
+            )
+    spec = validate(JobSpec, apply_preset(raw))
+    refuse_unsupported(spec)
+    return spec
+
+
+def validate(model: type[Model], raw: Any, *, prefix: str = "") -> Model:
+    """Validate decoded JSON against a contract model. Raises InvalidRequest for the first problem, listing how many there are."""
+    try:
+        return model.model_validate_json(json.dumps(raw, allow_nan=False))
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=True)
+        first = details[0]
+        param = prefix + json_path(first["loc"], raw)
+        message = _sentence(first, model, param)
+        if len(details) > 1:
+            message += f" ({len(details) - 1} more problem{'s' if len(details) > 2 else ''} after this one)"
+        raise InvalidRequest(message, param=param or None) from None
+
+
+def json_path(loc: tuple[int | str, ...], raw: Any) -> str:
+    """The field's path as the client wrote it: union tags that pydantic adds are left out."""
+    parts: list[str] = []
+    here = raw
+    for part in loc:
+        if isinstance(here, list) and isinstance(part, int):
+            parts[-1:] = [f"{parts[-1]}[{part}]"] if parts else [f"[{part}]"]
+            here = here[part] if part < len(here) else None
+        elif isinstance(here, dict) and part in here:
+            parts.append(str(part))
+            here = here[part]
+        elif isinstance(here, dict) and not _is_union_tag(part, here):
+            parts.append(str(part))
+            here = None
+        elif not isinstance(here, dict | list):
+            break
+    return ".".join(parts)
+
+
+def _is_union_tag(part: int | str, here: dict[str, Any]) -> bool:
+    return part in (here.get("type"), here.get("rule")) or not str(part).replace("_", "").isalnum()
+
+
+def _sentence(detail: ErrorDetails, model: type[BaseModel], param: str) -> str:
+    kind, where = detail["type"], param or "the body"
+    if kind == "extra_forbidden":
+        name = str(detail["loc"][-1])
+        near = difflib.get_close_matches(name, set(_field_names(model)), n=1)
+        return f"unknown key {where!r}; " + (f"did you mean {near[0]!r}?" if near else "remove it")
+    if kind == "missing":
+        return f"{where} is required; add it"
+    if kind == "value_error":
+        return f"{where}: {detail['msg'].removeprefix('Value error, ')}"
+    if kind == "union_tag_invalid":
+        context = detail.get("ctx", {})
+        key = str(context.get("discriminator", "")).strip("'")
+        return f"{where}.{key} is {context.get('tag')!r}; use one of {context.get('expected_tags')}"
+    if kind == "union_tag_not_found":
+        key = str(detail.get("ctx", {}).get("discriminator", "")).strip("'")
+        return f"{where} needs the key {key!r} to say which kind it is; add it"
+    message = detail["msg"][:1].lower() + detail["msg"][1:]
+    return f"{where}: {message}; change it accordingly"
+
+
+def _field_names(model: type[BaseModel], seen: frozenset[type] = frozenset()) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield name
+        for nested in _models_in(field.annotation):
+            if nested not in seen:
+                yield from _field_names(nested, seen | {model, nested})
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)

@@ -1,0 +1,222 @@
+"""The job specification a client posts, shaped like OpenAI's fine-tuning job with `method.type = grpo`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from grpo_engine.contract.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Strict
+from grpo_engine.contract.beta import BetaConfig, FixedBeta, needs_reference
+from grpo_engine.contract.data import DataConfig
+from grpo_engine.contract.diagnostics import DiagnosticsConfig, Guardrail
+from grpo_engine.contract.grader import Grader
+from grpo_engine.contract.kl import KlConfig
+
+BETA_ALIASES = ("kl_beta", "kl_coef", "kl_loss_coef", "init_kl_coef", "ref_policy_kl_penalty", "kl_penalty_coef")
+
+LossType = Literal["grpo", "dr_grpo", "dapo", "gspo", "bnpo", "cispo"]
+Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_sum", "constant"]
+
+
+class ReferenceConfig(Strict):
+    """The frozen distribution KL is measured against."""
+
+    source: Annotated[str, Field(pattern=r"^(initial|base|checkpoint:[A-Za-z0-9_-]{1,64})$")] = "initial"
+    """`initial`: the weights at the root of the lineage. `base`: the bare base model under LoRA. `checkpoint:<id>`."""
+    sync_every: PositiveInt | None = None
+    """Move the reference towards the policy every n steps; null = frozen."""
+    mixup_alpha: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """reference = alpha * policy + (1 - alpha) * reference at a sync (TRL's `ref_model_mixup_alpha`)."""
+
+
+class LossConfig(Strict):
+    """Policy loss, advantages and their aggregation."""
+
+    type: LossType = "grpo"
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Divide advantages by the standard deviation of the group, of the batch, or not at all (Dr. GRPO)."""
+    adv_eps: NonNegativeFloat = 1e-4
+    ddof: Literal[0, 1] = 1
+    aggregation: Aggregation | None = None
+    """How per-token losses become one number; null = what the loss type's paper uses."""
+    epsilon: PositiveFloat = 0.2
+    epsilon_high: PositiveFloat | None = None
+    """Upper clip (DAPO's clip-higher); null = epsilon."""
+    num_iterations: Annotated[int, Field(ge=1, le=64)] = 1
+    """Updates per rollout (mu in DeepSeekMath)."""
+    zero_std_groups: Literal["keep", "mask_policy", "drop_all"] = "keep"
+    """Groups whose rewards are all equal: keep their KL gradient, mask only the policy term, or drop them."""
+    mask_truncated: bool = False
+    """Leave completions that hit the token limit out of the loss."""
+    dynamic_sampling: bool = False
+    """Resample groups of zero variance (DAPO)."""
+
+
+class SamplingConfig(Strict):
+    """Rollouts: how many and how long."""
+
+    group_size: Annotated[int, Field(ge=2, le=1024)] = 8
+    prompts_per_step: Annotated[int, Field(ge=1, le=4096)] = 4
+    max_completion_tokens: Annotated[int, Field(ge=1, le=131072)] = 64
+    temperature: Annotated[float, Field(ge=0.05, le=10)] = 1.0
+    """Applied alike to sampler, policy and reference log-probabilities."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+class OptimizerConfig(Strict):
+    """AdamW on fp32 master weights."""
+
+    learning_rate: PositiveFloat = 1e-6
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    warmup_steps: NonNegativeInt = 0
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up; `linear` and `cosine` fall to 0 at the last step."""
+    max_grad_norm: PositiveFloat | None = 1.0
+    on_nonfinite: Literal["skip", "abort"] = "skip"
+    """A step with non-finite rewards, losses or gradients: leave the weights alone and go on, or end the job."""
+
+
+class LoraConfig(Strict):
+    """Low-rank adapters (peft)."""
+
+    type: Literal["lora"]
+    rank: Annotated[int, Field(ge=1, le=1024)] = 16
+    alpha: PositiveFloat = 32.0
+    target_modules: list[str] | Literal["all-linear"] = "all-linear"
+
+
+class CheckpointConfig(Strict):
+    """What is kept of the run."""
+
+    every: PositiveInt | None = None
+    """Publish weights every n steps; the last step is always published."""
+    keep: Annotated[int, Field(ge=1, le=1000)] = 2
+    """Published checkpoints kept beside the pinned ones."""
+    resume_every: PositiveInt = 10
+    """Renew the rolling resume state every n steps."""
+
+
+class EvaluationConfig(Strict):
+    """A held-out file graded every n steps."""
+
+    every: PositiveInt
+    grader: Grader | None = None
+    """null = the training grader."""
+    max_prompts: PositiveInt = 64
+
+
+class Limits(Strict):
+    """How long the job may run."""
+
+    num_steps: Annotated[int, Field(ge=1, le=10_000_000)] = 100
+    max_seconds: PositiveInt | None = None
+    """Stop with a checkpoint after this time, as succeeded."""
+
+
+class Resources(Strict):
+    """Where the job runs."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    gpus: Annotated[int, Field(ge=0, le=1024)] = 0
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """`bf16` computes in bf16 beside fp32 master weights; `auto` takes it where the processor has it."""
+    micro_batch_tokens: PositiveInt = 16384
+    """Token budget of one forward in the update; the result does not depend on it."""
+    activation_checkpointing: bool = False
+
+
+class Environment(Strict):
+    """Prompts and grader in one, instead of a training file."""
+
+    type: Literal["reasoning_gym"]
+    name: str
+    config: dict[str, Any] = {}
+    size: PositiveInt = 1000
+
+
+class Preset(Strict):
+    """A named set of defaults; keys given in the job win over it."""
+
+    name: str
+    size: Literal["lt1b", "7b", "70b"] | None = None
+
+
+class GrpoConfig(Strict):
+    """Everything GRPO-specific."""
+
+    preset: Preset | None = None
+    kl: KlConfig = KlConfig()
+    beta: BetaConfig = FixedBeta()
+    reference: ReferenceConfig = ReferenceConfig()
+    loss: LossConfig = LossConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    adapter: LoraConfig | None = None
+    grader: Grader | None = None
+    """Required unless an environment brings its own."""
+    data: DataConfig = DataConfig()
+    environment: Environment | None = None
+    evaluation: EvaluationConfig | None = None
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    guardrails: list[Guardrail] = []
+    diagnostics: DiagnosticsConfig = DiagnosticsConfig()
+    limits: Limits = Limits()
+    resources: Resources = Resources()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _beta_aliases(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        given = [alias for alias in BETA_ALIASES if alias in raw]
+        if not given:
+            return raw
+        if len(given) > 1 or "beta" in raw:
+            raise ValueError(f"beta is given twice, as {' and '.join([*given, *(['beta'] if 'beta' in raw else [])])}; keep one")
+        rest = {key: value for key, value in raw.items() if key != given[0]}
+        return {**rest, "beta": raw[given[0]]}
+
+    @model_validator(mode="after")
+    def _grader_or_environment(self) -> GrpoConfig:
+        if (self.grader is None) == (self.environment is None):
+            raise ValueError("give exactly one of grader and environment")
+        return self
+
+    @property
+    def loads_reference(self) -> bool:
+        """Whether a reference is held in memory: some beta is positive, or KL is monitored."""
+        return needs_reference(self.beta) or self.kl.monitor
+
+
+class GrpoMethod(Strict):
+    """`{"type": "grpo", "grpo": {...}}`."""
+
+    type: Literal["grpo"] = "grpo"
+    grpo: GrpoConfig
+
+
+class JobSpec(Strict):
+    """A training job as posted."""
+
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    """A Hub id, a local folder below the server's model directory, `smollm2-135m-instruct`, or a checkpoint id."""
+    training_file: Annotated[str, Field(pattern=r"^file-[A-Za-z0-9_-]{1,64}$")] | None = None
+    validation_file: Annotated[str, Field(pattern=r"^file-[A-Za-z0-9_-]{1,64}$")] | None = None
+    method: GrpoMethod
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 42
+    suffix: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")] | None = None
+    metadata: Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+    ] = {}
+
+    @model_validator(mode="after")
+    def _has_data(self) -> JobSpec:
+        grpo = self.method.grpo
+        if (self.training_file is None) == (grpo.environment is None):
+            raise ValueError("give exactly one of training_file and method.grpo.environment")
+        if grpo.evaluation is not None and self.validation_file is None:
+            raise ValueError("method.grpo.evaluation needs a validation_file; upload one and name it, or remove evaluation")
+        return self

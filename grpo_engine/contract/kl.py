@@ -1,0 +1,92 @@
+"""What is measured: the KL divergence between the policy and the reference, and how it enters training.
+
+Terms follow the literature. `policy_ref` is KL(pi_theta || pi_ref), the "reverse" KL of DeepSeekMath eq. 3-4;
+`ref_policy` is KL(pi_ref || pi_theta), the "forward" KL. All values are in nats.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from grpo_engine.contract.base import PositiveFloat, Strict
+
+Direction = Literal["policy_ref", "ref_policy", "jeffreys"]
+Estimator = Literal["k1", "k2", "k3", "abs", "exact"]
+Gradient = Literal["unbiased", "naive"]
+Importance = Literal["none", "old", "sampler"]
+Placement = Literal["loss", "reward", "advantage"]
+KlAggregation = Literal["match_loss", "token_mean", "seq_mean_token_mean", "seq_sum", "constant"]
+
+_DIRECTION_ALIASES = {"reverse": "policy_ref", "forward": "ref_policy"}
+
+
+def _canonical_direction(value: Any) -> Any:
+    return _DIRECTION_ALIASES.get(value, value) if isinstance(value, str) else value
+
+
+class KlConfig(Strict):
+    """How KL is estimated, differentiated and placed."""
+
+    direction: Annotated[Direction, BeforeValidator(_canonical_direction)] = "policy_ref"
+    """Which divergence. Aliases: `reverse` = policy_ref, `forward` = ref_policy. `jeffreys` is the sum of both."""
+
+    estimator: Estimator = "k3"
+    """Per-token estimator of the value; `exact` sums over the whole vocabulary."""
+
+    grad: Gradient = "unbiased"
+    """`unbiased` differentiates the true divergence; `naive` is plain autograd through the estimator (DeepSeekMath)."""
+
+    importance: Importance = "old"
+    """Off-policy weight on the KL term: `old` = pi_theta/pi_old, `sampler` = pi_theta/pi_sampler."""
+
+    importance_clip: PositiveFloat | None = None
+    """Upper bound on the importance weight; null leaves it unclipped."""
+
+    placement: Placement = "loss"
+    """Where the penalty acts: in the loss, in the reward (after group normalisation), or in the per-token advantage."""
+
+    discount: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount of future KL for placement `reward` and `advantage`: 1 is the full reward-to-go, 0 is tokenwise."""
+
+    aggregation: KlAggregation = "match_loss"
+    """How per-token KL becomes one number in the loss, independent of the policy loss."""
+
+    log_ratio_clip: PositiveFloat | None = 20.0
+    """Bound on |log pi_ref - log pi_theta| before the exponential; null = none."""
+
+    value_clip: PositiveFloat | None = None
+    """Upper bound on the per-token value; null = none."""
+
+    clip_grad: Literal["straight_through", "zero"] = "straight_through"
+    """Gradient of a clipped token: kept as if unclipped, or zero."""
+
+    monitor: bool = False
+    """Measure kl/ref even when beta is 0 (loads the reference)."""
+
+    allow_biased: bool = False
+    """Let combinations through whose gradient is known to be wrong (needed to reproduce literal recipes)."""
+
+    @model_validator(mode="after")
+    def _refuse_wrong_gradients(self) -> KlConfig:
+        if self.placement == "loss":
+            if self.estimator == "k1" and self.grad == "naive" and not self.allow_biased:
+                raise ValueError(
+                    "estimator k1 with grad naive in the loss has zero expected gradient (no regularisation at all); "
+                    "set kl.grad to unbiased, or kl.allow_biased to true to reproduce it literally"
+                )
+        else:
+            if self.estimator == "exact":
+                raise ValueError(
+                    f"estimator exact cannot be placed in the {self.placement}; set kl.placement to loss or kl.estimator to k1"
+                )
+            if self.estimator != "k1":
+                raise ValueError(
+                    f"estimator {self.estimator} in the {self.placement} has a wrong gradient; set kl.estimator to k1"
+                )
+            if self.direction != "policy_ref":
+                raise ValueError(
+                    f"only direction policy_ref can be placed in the {self.placement}; set kl.placement to loss"
+                )
+        return self

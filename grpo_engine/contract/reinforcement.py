@@ -1,0 +1,53 @@
+"""OpenAI's `{"type": "reinforcement"}` method, translated to `grpo`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo_engine.contract.error import InvalidRequest
+from grpo_engine.contract.job import BETA_ALIASES
+
+_PLACES: dict[str, tuple[str, str]] = {
+    "learning_rate": ("optimizer", "learning_rate"),
+    "num_steps": ("limits", "num_steps"),
+    "group_size": ("sampling", "group_size"),
+    "prompts_per_step": ("sampling", "prompts_per_step"),
+    "max_completion_tokens": ("sampling", "max_completion_tokens"),
+    "temperature": ("sampling", "temperature"),
+}
+
+
+def translate_reinforcement(method: dict[str, Any]) -> dict[str, Any]:
+    """`{"type": "reinforcement", "reinforcement": {grader, hyperparameters}}` as a `grpo` method.
+
+    Beta and KL ride in `hyperparameters` (`beta` or one of its aliases, `kl`). OpenAI's "auto" means our default.
+    """
+    unknown = sorted(set(method) - {"type", "reinforcement"})
+    if unknown:
+        raise InvalidRequest(f"unknown key 'method.{unknown[0]}'; remove it", param=f"method.{unknown[0]}")
+    body = method.get("reinforcement")
+    if not isinstance(body, dict):
+        raise InvalidRequest("method.reinforcement is required; add an object with a grader", param="method.reinforcement")
+    unknown = sorted(set(body) - {"grader", "hyperparameters"})
+    if unknown:
+        path = f"method.reinforcement.{unknown[0]}"
+        raise InvalidRequest(f"{path!r} is not supported; remove it", param=path)
+    grpo: dict[str, Any] = {}
+    if "grader" in body:
+        grpo["grader"] = body["grader"]
+    hyperparameters = body.get("hyperparameters") or {}
+    if not isinstance(hyperparameters, dict):
+        raise InvalidRequest("method.reinforcement.hyperparameters must be an object", param="method.reinforcement.hyperparameters")
+    for key, value in hyperparameters.items():
+        path = f"method.reinforcement.hyperparameters.{key}"
+        if value == "auto":
+            continue
+        if key in ("beta", "kl", *BETA_ALIASES):
+            grpo[key] = value
+        elif key in _PLACES:
+            section, name = _PLACES[key]
+            grpo.setdefault(section, {})[name] = value
+        else:
+            places = ", ".join(sorted([*_PLACES, "beta", "kl"]))
+            raise InvalidRequest(f"{path!r} has no counterpart here; use one of {places}, or method.type 'grpo'", param=path)
+    return {"type": "grpo", "grpo": grpo}

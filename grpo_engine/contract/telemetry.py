@@ -1,0 +1,109 @@
+"""Telemetry: every metric a step can report, with its unit and direction.
+
+Names are `kl/<ref|old|sampler>/<k1|k2|k3|abs|exact>/<mean|se|p50|p95|max>` in nats per completion token,
+`kl_per_sequence/...` when summed over a completion. `mean` and `se` are over tokens; `p50`, `p95` and `max` are over
+completions of their own token means. There is never a bare `kl`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from grpo_engine.contract.base import Strict
+
+Direction = Literal["higher_is_better", "lower_is_better", "neutral"]
+
+KL_PAIRS = ("ref", "old", "sampler")
+KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "exact")
+KL_STATISTICS = ("mean", "se", "p50", "p95", "max")
+
+
+class MetricDescriptor(Strict):
+    """What a metric name means."""
+
+    name: str
+    unit: str
+    direction: Direction
+    description: str
+
+
+def _kl_descriptors() -> list[MetricDescriptor]:
+    pairs = {"ref": "the reference", "old": "the policy before this update", "sampler": "the sampling distribution"}
+    rows = [
+        MetricDescriptor(
+            name=f"kl/{pair}/{estimator}/{statistic}",
+            unit="nats/token",
+            direction="neutral",
+            description=f"{statistic} of the {estimator} estimate of the KL between the policy and {pairs[pair]}",
+        )
+        for pair in KL_PAIRS
+        for estimator in KL_ESTIMATORS
+        for statistic in KL_STATISTICS
+    ]
+    rows += [
+        MetricDescriptor(
+            name=f"kl_per_sequence/ref/{estimator}/mean",
+            unit="nats/completion",
+            direction="neutral",
+            description=f"mean over completions of the summed {estimator} estimate of the KL to the reference",
+        )
+        for estimator in KL_ESTIMATORS
+    ]
+    return rows
+
+
+_OTHERS: list[tuple[str, str, Direction, str]] = [
+    ("kl/loss_term", "nats/token", "neutral", "the KL term as it enters the loss, before beta"),
+    ("kl/clip_frac", "fraction", "lower_is_better", "share of tokens whose log-ratio or value was clipped"),
+    ("beta/applied", "1", "neutral", "beta used in this step's loss"),
+    ("beta/next", "1", "neutral", "beta of the next step"),
+    ("beta/action", "sign", "neutral", "-1 lowered, 0 held, 1 raised"),
+    ("beta/ema", "nats", "neutral", "smoothed KL the rule compares with its target"),
+    ("beta/target", "nats", "neutral", "target KL of the rule"),
+    ("loss/policy", "1", "neutral", "policy-gradient term"),
+    ("loss/kl", "1", "neutral", "beta times kl/loss_term"),
+    ("loss/total", "1", "neutral", "what is differentiated: loss/policy + loss/kl"),
+    ("grad_norm/total", "1", "neutral", "global gradient norm before clipping"),
+    ("grad_norm/policy", "1", "neutral", "gradient norm of the policy term alone"),
+    ("grad_norm/kl", "1", "neutral", "gradient norm of the KL term alone"),
+    ("grad_cosine/policy_kl", "1", "neutral", "cosine between the two gradients"),
+    ("optimizer/learning_rate", "1", "neutral", "learning rate of this step"),
+    ("reward/mean", "1", "higher_is_better", "mean reward over completions"),
+    ("reward/std", "1", "neutral", "standard deviation of the reward over completions"),
+    ("reward/group_std", "1", "neutral", "mean over groups of the reward's standard deviation"),
+    ("groups/zero_std_frac", "fraction", "lower_is_better", "share of groups whose rewards are all equal"),
+    ("policy/entropy", "nats/token", "neutral", "mean entropy of the policy at completion tokens"),
+    ("policy/ratio_mean", "1", "neutral", "mean of pi_theta / pi_old at the update"),
+    ("policy/clip_frac_low", "fraction", "neutral", "share of tokens clipped at 1 - epsilon"),
+    ("policy/clip_frac_high", "fraction", "neutral", "share of tokens clipped at 1 + epsilon_high"),
+    ("completion/length_mean", "tokens", "neutral", "mean completion length, end token included"),
+    ("completion/length_p95", "tokens", "neutral", "95th percentile of the completion length"),
+    ("completion/truncated_frac", "fraction", "lower_is_better", "share of completions that hit the token limit"),
+    ("completion/rep_ngram4", "fraction", "lower_is_better", "share of 4-grams that repeat an earlier one"),
+    ("completion/distinct2", "fraction", "higher_is_better", "distinct 2-grams over all 2-grams"),
+    ("grader/failed_frac", "fraction", "lower_is_better", "share of completions whose grader gave no finite number"),
+    ("eval/reward_mean", "1", "higher_is_better", "mean reward on the held-out file"),
+    ("throughput/tokens_per_s", "tokens/s", "higher_is_better", "prompt and completion tokens of the step per second"),
+    ("time/step_s", "s", "lower_is_better", "whole step"),
+    ("time/sample_s", "s", "lower_is_better", "sampling"),
+    ("time/grade_s", "s", "lower_is_better", "grading"),
+    ("time/reference_s", "s", "lower_is_better", "reference log-probabilities"),
+    ("time/update_s", "s", "lower_is_better", "forward, backward and optimizer"),
+    ("time/checkpoint_s", "s", "lower_is_better", "writing checkpoints"),
+]
+
+DESCRIPTORS: dict[str, MetricDescriptor] = {
+    row.name: row
+    for row in [
+        *_kl_descriptors(),
+        *(MetricDescriptor(name=n, unit=u, direction=d, description=text) for n, u, d, text in _OTHERS),
+    ]
+}
+
+PREFIXES = ("reward/grader/",)
+"""Families whose last part is a name from the job: `reward/grader/<name>` is the mean score of one part of a multi."""
+
+
+def is_known(name: str) -> bool:
+    """Whether a metric name is described here."""
+    return name in DESCRIPTORS or name.startswith(PREFIXES)
