@@ -80,7 +80,8 @@ class Outcome(Strict):
     status: Literal["succeeded", "stopped", "failed"]
     """`stopped`: ended on command with a resumable checkpoint."""
     reason: str
-    """A stable word: completed, max_seconds, pause, drain, config_error, nonfinite, grader, out_of_memory, guardrail, crash."""
+    """A stable word: completed, max_seconds, pause, drain, config_error, reference_mismatch, checkpoint_damaged,
+    checkpoint_failed, nonfinite, grader, out_of_memory, guardrail, crash."""
     message: str
     retryable: bool
     last_step: NonNegativeInt

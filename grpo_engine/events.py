@@ -1,0 +1,85 @@
+"""The engine's voice: `events.jsonl`, one JSON object a line, numbered 1, 2, 3 ... without gaps.
+
+A full disk never ends training: what cannot be written waits in memory and is written, in order and in whole lines,
+as soon as there is room. Beyond the backlog's bound new events are dropped before they get a number, and counted.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from grpo_engine.contract.event import ENGINE_EVENTS, EngineEvent, Level
+
+EVENTS_FILE = "events.jsonl"
+MESSAGE_LIMIT = 4096
+
+
+class EventLog:
+    """Appends engine events to a file.
+
+    Raises FileExistsError when the file already holds events: an attempt writes into a directory of its own.
+    """
+
+    def __init__(self, path: Path, epoch: int, *, backlog_bytes: int = 16 * 2**20) -> None:
+        if path.exists() and path.stat().st_size > 0:
+            raise FileExistsError(f"{path} already holds the events of an attempt; give every attempt a directory of its own")
+        self.path = path
+        self.epoch = epoch
+        self.seq = 0
+        self.num_dropped = 0
+        """Events lost because the disk stayed full until the backlog was full too."""
+        self.num_write_failures = 0
+        self._backlog = bytearray()
+        self._backlog_bytes = backlog_bytes
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def emit(
+        self, kind: str, message: str, *, step: int | None = None, level: Level = "info", data: dict[str, Any] | None = None
+    ) -> EngineEvent | None:
+        """Write one event. Returns it, or None when it had to be dropped."""
+        assert kind in ENGINE_EVENTS, f"{kind} is not described in ENGINE_EVENTS"
+        event = EngineEvent(
+            epoch=self.epoch,
+            seq=self.seq + 1,
+            time=time.time(),
+            type=kind,
+            level=level,
+            step=step,
+            message=message[:MESSAGE_LIMIT],
+            data=data or {},
+        )
+        line = event.to_line().encode() + b"\n"
+        self.flush()
+        if len(self._backlog) + len(line) > self._backlog_bytes:
+            self.num_dropped += 1
+            return None
+        self.seq += 1
+        self._backlog += line
+        self.flush()
+        return event
+
+    def flush(self) -> bool:
+        """Hand everything that waits to the operating system. Returns whether nothing waits any more."""
+        while self._backlog:
+            try:
+                written = os.write(self._fd, self._backlog)
+            except OSError:
+                self.num_write_failures += 1
+                return False
+            del self._backlog[:written]
+        return True
+
+    def close(self) -> None:
+        """Write what waits, make it durable, and close the file."""
+        if self._fd < 0:
+            return
+        self.flush()
+        try:
+            os.fsync(self._fd)
+        except OSError:
+            self.num_write_failures += 1
+        os.close(self._fd)
+        self._fd = -1

@@ -1,0 +1,73 @@
+"""AdamW on fp32 master weights, its learning rate, and global-norm clipping.
+
+The optimizer sees only the masters. Where the compute weights are a bf16 copy, each micro-batch's gradients are added to
+the masters' fp32 gradients, so the sum does not depend on how the step was split beyond bf16 rounding of each part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from grpo_engine.contract.job import OptimizerConfig
+
+
+def learning_rate_at(step: int, base: float, cfg: OptimizerConfig, num_steps: int) -> float:
+    """Learning rate of `step` (from 1): linear warm-up that reaches `base` at step `warmup_steps`, then the schedule.
+
+    `linear` and `cosine` fall from `base` right after the warm-up to 0 one step past the last, so every step learns.
+    """
+    if step <= cfg.warmup_steps:
+        return base * step / cfg.warmup_steps
+    if cfg.lr_schedule == "constant":
+        return base
+    done = (step - cfg.warmup_steps - 1) / max(1, num_steps - cfg.warmup_steps)
+    factor = 1 - done if cfg.lr_schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return base * max(0.0, factor)
+
+
+class Optimizer:
+    """AdamW with named state, so that it can be saved as safetensors and restored exactly."""
+
+    def __init__(self, masters: Mapping[str, Tensor], cfg: OptimizerConfig) -> None:
+        self.cfg = cfg
+        self._masters = dict(masters)
+        self._adamw = torch.optim.AdamW(
+            list(self._masters.values()),
+            lr=cfg.learning_rate,
+            betas=(cfg.betas[0], cfg.betas[1]),
+            eps=cfg.eps,
+            weight_decay=cfg.weight_decay,
+            fused=True,
+        )
+
+    def grad_norm(self) -> float:
+        """Global L2 norm of the masters' gradients; non-finite when any of them is."""
+        return float(torch.nn.utils.get_total_norm([master.grad for master in self._masters.values() if master.grad is not None]))
+
+    def step(self, learning_rate: float, grad_norm: float) -> None:
+        """Clip to `max_grad_norm` (given the norm already measured) and update the masters."""
+        if self.cfg.max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._masters.values(), self.cfg.max_grad_norm, torch.tensor(grad_norm))
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
+        self._adamw.step()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self._adamw.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments and step counts by `<parameter>.<key>`; empty before the first update."""
+        return {f"{name}|{key}": value for name, master in self._masters.items() for key, value in self._adamw.state.get(master, {}).items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state` gave. Raises KeyError when a parameter is unknown."""
+        self._adamw.state.clear()
+        for full_name, value in state.items():
+            name, key = full_name.rsplit("|", 1)
+            master = self._masters[name]
+            self._adamw.state[master][key] = value.clone().to(master.device)
