@@ -1,0 +1,88 @@
+"""Group-relative advantages: rewards in, one number per completion out.
+
+Computes A = (R - mean of the group) / (standard deviation + eps) in float64 (DeepSeekMath section 4.1.2), with the
+deviation of the group, of the batch, or none (Dr. GRPO). Leaves out the KL penalty, which is added afterwards
+(kl.kl_penalty): inside the normalisation the deviation would cancel beta.
+
+A group whose rewards are equal up to rounding has advantage exactly 0. Without that, float noise of 1e-17 divided by
+itself becomes an advantage of order 1.
+
+Shapes: P prompts, G completions of one prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpo_engine.contract.job import LossConfig
+
+RELATIVE_TOLERANCE = 1e-6
+"""Rewards closer than this share of the largest |reward| count as equal (float32 graders differ in the last bit)."""
+ABSOLUTE_TOLERANCE = 1e-12
+
+
+class NonFiniteRewards(ValueError):
+    """A reward is NaN or infinite; the caller must quarantine the step before it asks for advantages."""
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """Advantages and which completions take part in which term."""
+
+    advantage_PG: Tensor
+    """float64; exactly 0 in groups whose rewards are equal."""
+    is_zero_std_P: Tensor
+    """True for groups whose rewards are all equal."""
+    std_P: Tensor
+    """Standard deviation of each group's rewards (`ddof` as configured), for telemetry."""
+    policy_keep_PG: Tensor
+    """Completions that count in the policy term, numerator and denominator alike."""
+    kl_keep_PG: Tensor
+    """Completions that count in the KL term."""
+
+
+def group_advantages(reward_PG: Tensor, cfg: LossConfig, is_truncated_PG: Tensor | None = None) -> Advantages:
+    """Advantages of a step. `is_truncated_PG` is needed when `cfg.mask_truncated` is set.
+
+    `zero_std_groups`: `keep` leaves a group of equal rewards in both terms (advantage 0, KL gradient alive),
+    `mask_policy` takes it out of the policy term's denominator, `drop_all` out of both terms.
+    Raises NonFiniteRewards.
+    """
+    reward_PG = reward_PG.detach().double()
+    if not bool(torch.isfinite(reward_PG).all()):
+        raise NonFiniteRewards("rewards must be finite: quarantine the step or leave the failed completions out")
+    is_zero_std_P = _is_equal(reward_PG)
+    centred_PG = (reward_PG - reward_PG.mean(-1, keepdim=True)).where(~is_zero_std_P[:, None], 0.0)
+    std_P = reward_PG.std(-1, correction=cfg.ddof).where(~is_zero_std_P, 0.0)
+    match cfg.scale_rewards:
+        case "group":
+            scaled_PG = centred_PG / (std_P[:, None] + cfg.adv_eps)
+        case "batch":
+            flat = reward_PG.reshape(1, -1)
+            std = torch.zeros_like(std_P[:1]) if bool(_is_equal(flat)) else flat.std(-1, correction=cfg.ddof)
+            scaled_PG = centred_PG / (std + cfg.adv_eps)
+        case "none":
+            scaled_PG = centred_PG
+    advantage_PG = scaled_PG.where(~is_zero_std_P[:, None], 0.0)
+
+    keep_PG = torch.ones_like(reward_PG, dtype=torch.bool)
+    if cfg.mask_truncated:
+        if is_truncated_PG is None:
+            raise ValueError("mask_truncated needs to know which completions were truncated")
+        keep_PG = ~is_truncated_PG.bool()
+    varied_PG = ~is_zero_std_P[:, None]
+    return Advantages(
+        advantage_PG=advantage_PG,
+        is_zero_std_P=is_zero_std_P,
+        std_P=std_P,
+        policy_keep_PG=keep_PG if cfg.zero_std_groups == "keep" else keep_PG & varied_PG,
+        kl_keep_PG=keep_PG & varied_PG if cfg.zero_std_groups == "drop_all" else keep_PG,
+    )
+
+
+def _is_equal(reward_PG: Tensor) -> Tensor:
+    spread_P = reward_PG.amax(-1) - reward_PG.amin(-1)
+    return spread_P <= RELATIVE_TOLERANCE * reward_PG.abs().amax(-1) + ABSOLUTE_TOLERANCE
