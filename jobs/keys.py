@@ -1,0 +1,76 @@
+"""Every Redis key, what it holds and how long it lives. Nothing else in the project spells a key.
+
+All of it is rebuildable: the database and the job directories are the truth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PREFIX = "grpo:"
+"""Also Celery's `global_keyprefix`, so one ACL pattern covers all."""
+
+DAY_S = 86400
+
+
+@dataclass(frozen=True)
+class Key:
+    """One family of keys."""
+
+    pattern: str
+    ttl: str
+    """Seconds, or the setting that holds them. Every write renews it."""
+    holds: str
+
+
+KEYS: tuple[Key, ...] = (
+    Key("grpo:generation", "30 days", "UUID; the database has a copy, and a mismatch means that Redis was wiped"),
+    Key("grpo:job:<id>:events", "stream_ttl_s", "stream of engine events, id <epoch>-<seq>, one field `event`; capped by stream_maxlen"),
+    Key(
+        "grpo:job:<id>:dispatch:<epoch>",
+        "stream_ttl_s",
+        "JSON of the attempt: spec, files, resume_from; paths from the job directory",
+    ),
+    Key("grpo:job:<id>:wanted", "stream_ttl_s", "JSON {epoch, wanted}: the current epoch (older attempts are fenced) and what it shall do"),
+    Key("grpo:job:<id>:commands", "stream_ttl_s", "hash number -> JSON command, re-sent until answered"),
+    Key("grpo:job:<id>:lease", "lease_ttl_s", "JSON {worker, epoch}: somebody looks after the attempt"),
+    Key("grpo:worker:<id>", "lease_ttl_s", "JSON heartbeat of a worker"),
+    Key("grpo:ping", "1 day", "written to learn whether Redis takes writes"),
+    Key("grpo:workers", "1 day", "set of worker ids seen lately"),
+)
+
+GENERATION = "grpo:generation"
+PING = "grpo:ping"
+GENERATION_TTL_S = 30 * DAY_S
+WORKERS = "grpo:workers"
+WORKERS_TTL_S = DAY_S
+
+
+def events(job_id: str) -> str:
+    """The job's event stream."""
+    return f"{PREFIX}job:{job_id}:events"
+
+
+def dispatch(job_id: str, epoch: int) -> str:
+    """What an attempt needs to start."""
+    return f"{PREFIX}job:{job_id}:dispatch:{epoch}"
+
+
+def wanted(job_id: str) -> str:
+    """What the job's attempt shall do."""
+    return f"{PREFIX}job:{job_id}:wanted"
+
+
+def commands(job_id: str) -> str:
+    """Commands the engine has not answered."""
+    return f"{PREFIX}job:{job_id}:commands"
+
+
+def lease(job_id: str) -> str:
+    """Who looks after the job."""
+    return f"{PREFIX}job:{job_id}:lease"
+
+
+def worker(worker_id: str) -> str:
+    """A worker's heartbeat."""
+    return f"{PREFIX}worker:{worker_id}"

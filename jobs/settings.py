@@ -1,0 +1,168 @@
+"""Every setting of the server, and the one place that reads the environment.
+
+Names are `GRPO_<FIELD IN CAPITALS>`; the database and Redis also answer to `DATABASE_URL` and `REDIS_URL`.
+An unknown `GRPO_` variable is an error, so that a misspelt setting cannot be ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+FOREIGN_VARIABLES = frozenset({"GRPO_JOB_ID", "GRPO_EPOCH", "GRPO_BASE_URL"})
+"""Variables with our prefix that are not settings: marks on engine processes, and the client's server address."""
+
+
+class SettingsError(ValueError):
+    """A setting cannot be used; the message names the variable and the remedy."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One deployment. Durations end in `_s` and are seconds; sizes end in `_bytes`."""
+
+    data_dir: Path = Path(".grpo")
+    """Everything the server keeps: database, uploads, job directories, caches. Absolute after `from_env`."""
+    database_url: str = ""
+    """SQLAlchemy URL; empty = SQLite in the data directory. `postgres://` and `postgresql://` use psycopg 3."""
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    model_dir: Path | None = None
+    """Folder below which a job may name local models; null = none may be named."""
+    allow_hub: bool = True
+    """Whether jobs may name models on the Hugging Face Hub."""
+    api_key: str = ""
+    """A key with every scope, for the first start; further keys live in the database. Empty = none."""
+    remote_grader_hosts: tuple[str, ...] = ()
+    """Hosts a remote grader may be called on; empty = remote graders are refused."""
+
+    queues: tuple[str, ...] = ("grpo-cpu",)
+    """Celery queues this worker serves."""
+    worker_id: str = ""
+    """Name of this worker in heartbeats and claims; empty = host name and process id."""
+    slots: int = 1
+    """Jobs this worker runs at once."""
+
+    poll_s: float = 0.5
+    """How often the dispatcher looks round, and the supervisor looks at its engine."""
+    heartbeat_s: float = 10.0
+    """How often a supervisor renews its lease and a worker its heartbeat."""
+    lease_ttl_s: float = 60.0
+    """A lease not renewed for this long is gone."""
+    lost_after_s: float = 300.0
+    """A running job whose lease has been gone this long is given to another worker."""
+    republish_after_s: float = 60.0
+    """A dispatched job nobody claimed, and whose message is in no queue, is published again after this time."""
+    cancel_grace_s: float = 8.0
+    """From SIGTERM to SIGKILL when a job is cancelled."""
+    drain_grace_s: float = 120.0
+    """From the graceful stop command to SIGTERM when a worker drains or a job is paused."""
+    retry_backoff_s: float = 1.0
+    """Delay before the second attempt after a crash; doubles with each crash, at most 300 s."""
+    file_check_s: float = 5.0
+    """How often the dispatcher compares events.jsonl of a running attempt with what the stream brought."""
+
+    max_crashes: int = 3
+    """Crashes a job survives; one more fails it."""
+    max_worker_losses: int = 10
+    """Lost workers a job survives; one more fails it."""
+    max_stuck_attempts: int = 3
+    """Attempts in a row that end at the same step before the job is failed as poison."""
+
+    redis_timeout_s: float = 5.0
+    """Longest wait for one answer of Redis."""
+    redis_connect_timeout_s: float = 2.0
+    stream_maxlen: int = 10_000
+    """Events kept per job in its Redis stream (approximately); older ones come from the database."""
+    stream_ttl_s: float = 7 * 86400.0
+    """A job's Redis keys vanish this long after they were last touched."""
+    database_timeout_s: float = 30.0
+    """Longest wait for the database's write lock."""
+
+    body_limit_bytes: int = 1_000_000
+    file_limit_bytes: int = 2**30
+    min_free_bytes: int = 256 * 2**20
+    """Below this much free disk no job and no file is accepted."""
+    sse_per_key: int = 8
+    sse_total: int = 200
+    log_level: str = "INFO"
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+        """Settings from the environment (`os.environ` unless given); `overrides` win. Raises SettingsError."""
+        source = os.environ if environ is None else environ
+        hints = get_type_hints(cls)
+        names = {f"GRPO_{field.name.upper()}": field.name for field in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        for name, alias in (("database_url", "DATABASE_URL"), ("redis_url", "REDIS_URL")):
+            if source.get(alias):
+                values[name] = source[alias]
+        for variable, text in source.items():
+            if not variable.startswith("GRPO_") or variable in FOREIGN_VARIABLES:
+                continue
+            if variable not in names:
+                near = difflib.get_close_matches(variable, names, n=1)
+                raise SettingsError(f"{variable} is no setting; " + (f"did you mean {near[0]}?" if near else "unset it"))
+            values[names[variable]] = _parse(variable, text, hints[names[variable]])
+        values.update({name: value for name, value in overrides.items() if value is not None})
+        return cls(**values).resolved()
+
+    def resolved(self) -> Settings:
+        """The same with absolute paths and full URLs, checked. Raises SettingsError."""
+        data_dir = Path(self.data_dir).expanduser().absolute()
+        url = self.database_url or f"sqlite:///{data_dir / 'grpo.db'}"
+        for prefix in ("postgres://", "postgresql://"):
+            if url.startswith(prefix):
+                url = "postgresql+psycopg://" + url.removeprefix(prefix)
+        model_dir = None if self.model_dir is None else Path(self.model_dir).expanduser().absolute()
+        settings = dataclasses.replace(self, data_dir=data_dir, database_url=url, model_dir=model_dir)
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_s") and value <= 0:
+                raise SettingsError(f"GRPO_{field.name.upper()} is {value}; give a time above 0 seconds")
+        if self.heartbeat_s * 2 > self.lease_ttl_s:
+            raise SettingsError("GRPO_LEASE_TTL_S must be at least twice GRPO_HEARTBEAT_S, or one late heartbeat loses the lease")
+        if self.lost_after_s < self.lease_ttl_s:
+            raise SettingsError("GRPO_LOST_AFTER_S must be at least GRPO_LEASE_TTL_S: a job cannot be lost before its lease is gone")
+        if not self.queues or self.slots < 1:
+            raise SettingsError("GRPO_QUEUES needs at least one queue and GRPO_SLOTS at least 1")
+        if not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
+            raise SettingsError("REDIS_URL must begin with redis://, rediss:// or unix://")
+
+    def to_env(self) -> dict[str, str]:
+        """The variables that make `from_env` return these settings, for child processes."""
+        env: dict[str, str] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is None or value == field.default:
+                continue
+            env[f"GRPO_{field.name.upper()}"] = ",".join(value) if isinstance(value, tuple) else str(value)
+        return env
+
+
+def _parse(variable: str, text: str, hint: Any) -> Any:
+    try:
+        if hint is bool:
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.strip().lower()]
+        if hint is int:
+            return int(text)
+        if hint is float:
+            return float(text)
+        if hint == tuple[str, ...]:
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+        if hint in (Path, Path | None):
+            return Path(text) if text else None
+        return text
+    except (ValueError, KeyError):
+        kind = {bool: "true or false", int: "a whole number", float: "a number"}[hint]
+        raise SettingsError(f"{variable} is {text!r}; give {kind}") from None
