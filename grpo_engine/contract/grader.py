@@ -1,63 +1,256 @@
 """Graders: declarative, composable, OpenAI's shapes where they exist. No code from a job is ever run.
 
 Templates such as `{{item.reference_answer}}` and `{{sample.output_text}}` are filled from the dataset row and the
-completion.
+completion. A grader that cannot give a finite number is an error that is counted, never a silent zero.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from grpo_engine.contract.base import Strict
+from grpo_engine.contract.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Strict
 
 Template = Annotated[str, Field(max_length=4096)]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
+TagName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
+Extraction = Annotated[str, Field(pattern=r"^(auto|boxed|hash|last_number|none|xml:[A-Za-z][A-Za-z0-9_]{0,63})$")]
+SimilarityMetric = Literal[
+    "fuzzy_match", "rouge_1", "rouge_2", "rouge_3", "rouge_4", "rouge_5", "rouge_l", "gleu", "bleu", "meteor", "cosine"
+]  # fmt: skip
+OUTPUT = "{{sample.output_text}}"
 
 
-class StringCheck(Strict):
+class _Part(Strict):
+    """What every grader that reads the row or the completion shares."""
+
+    if_missing: Literal["error", "skip"] = "error"
+    """A row without a field that a template names: an error, or (inside `multi` only) this grader does not apply to the row."""
+
+
+class StringCheck(_Part):
     """1.0 when the comparison holds, else 0.0."""
 
     type: Literal["string_check"]
     name: Name = "string_check"
-    input: Template = "{{sample.output_text}}"
+    input: Template = OUTPUT
     reference: Template
     operation: Literal["eq", "ne", "like", "ilike"] = "eq"
+    """`eq` equal, `ne` not equal, `like` the input contains the reference, `ilike` the same without regard to case."""
 
 
-class Regex(Strict):
-    """1.0 when the RE2 pattern is found in the input, else 0.0 (linear time)."""
+class Regex(_Part):
+    """1.0 when the RE2 pattern is found in the input, else 0.0. Linear time: no lookaround, no back-references."""
 
     type: Literal["regex"]
     name: Name = "regex"
-    input: Template = "{{sample.output_text}}"
+    input: Template = OUTPUT
     pattern: Annotated[str, Field(min_length=1, max_length=1024)]
+    flags: list[Literal["IGNORECASE", "MULTILINE", "DOTALL"]] = []
+    """`DOTALL` lets `.` match line breaks; without `MULTILINE`, `^` and `$` are the ends of the whole text."""
+    match: Literal["search", "full"] = "search"
+    """Found anywhere, or the whole input matches."""
 
 
-class Math(Strict):
+class TextSimilarity(_Part):
+    """How alike input and reference are, from 0.0 to 1.0."""
+
+    type: Literal["text_similarity"]
+    name: Name = "text_similarity"
+    input: Template = OUTPUT
+    reference: Template
+    evaluation_metric: SimilarityMetric = "fuzzy_match"
+    """`fuzzy_match` is rapidfuzz's ratio; `rouge_*` are F1 over words; `gleu` is Google's sentence GLEU."""
+    pass_threshold: Fraction | None = None
+    """1.0 from this similarity on and 0.0 below it; null = the similarity itself."""
+
+
+class NumberCheck(_Part):
+    """1.0 when the number in the input equals the reference within the tolerance, else 0.0."""
+
+    type: Literal["number"]
+    name: Name = "number"
+    input: Template = OUTPUT
+    reference: Template = "{{item.reference_answer}}"
+    extract: Literal["last_number", "none"] = "last_number"
+    """The last number of the input, or the whole input must be one."""
+    absolute_tolerance: NonNegativeFloat = 0.0
+    relative_tolerance: NonNegativeFloat = 0.0
+    """Times the reference's magnitude. The larger of both tolerances counts."""
+
+
+class Math(_Part):
     """1.0 when the answer in the input equals the reference as mathematics, else 0.0."""
 
     type: Literal["math"]
     name: Name = "math"
-    input: Template = "{{sample.output_text}}"
+    input: Template = OUTPUT
     reference: Template = "{{item.reference_answer}}"
+    extract: Extraction = "auto"
+    """Where the answer stands: the last `boxed`, the last `#### ` line (`hash`), the last `xml:<tag>` outside the reasoning block,
+    the `last_number`, the whole input (`none`), or `auto`, which tries them in the documented order."""
+
+
+class JsonSchema(_Part):
+    """1.0 when the input is strict JSON of the required kind (and fits the schema), else 0.0."""
+
+    type: Literal["json_schema"]
+    name: Name = "json_schema"
+    input: Template = OUTPUT
+    json_schema: dict[str, Any] | None = None
+    """JSON Schema 2020-12 (or as its `$schema` says); references inside the schema only. null = any schema."""
+    require: Literal["any", "object", "array"] = "any"
+    allow_fence: bool = False
+    """Also take JSON that one ```` ```json ```` fence holds, with nothing but blanks around the fence."""
+
+
+class Length(_Part):
+    """1.0 when the length lies between the targets, falling to 0.0 over `falloff` units outside them."""
+
+    type: Literal["length"]
+    name: Name = "length"
+    input: Template = OUTPUT
+    unit: Literal["tokens", "characters", "words"] = "tokens"
+    """`tokens` of the completion (its input must then be the whole completion), Unicode `characters`, or blank-separated `words`."""
+    target_min: NonNegativeInt = 1
+    target_max: PositiveInt
+    falloff: NonNegativeInt = 0
+    """0 = a hard edge. With `falloff` f, a length d units outside the targets scores max(0, 1 - d / f) (DAPO's soft overlong form)."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Length:
+        if self.target_min > self.target_max:
+            raise ValueError("target_min is above target_max; swap them")
+        if self.unit == "tokens" and self.input != OUTPUT:
+            raise ValueError("unit 'tokens' counts the completion; leave input as it is, or count characters or words")
+        return self
+
+
+class Format(_Part):
+    """1.0 when the input is exactly these tags in this order, each once, nothing but blanks between and around them, else 0.0."""
+
+    type: Literal["format"]
+    name: Name = "format"
+    input: Template = OUTPUT
+    tags: Annotated[list[TagName], Field(min_length=1, max_length=8)] = ["think", "answer"]
+
+
+class Repetition(_Part):
+    """`max_penalty` times the share of repeated word n-grams: 0.0 without repetition (open-r1's repetition penalty)."""
+
+    type: Literal["repetition"]
+    name: Name = "repetition"
+    input: Template = OUTPUT
+    ngram: Annotated[int, Field(ge=1, le=100)] = 3
+    max_penalty: Annotated[float, Field(ge=-1000, le=0)] = -1.0
+
+
+class Plugin(_Part):
+    """A grader that the operator installed under the entry point group `grpo.graders`."""
+
+    type: Literal["plugin"]
+    name: Name = "plugin"
+    plugin: Name
+    """Name of the entry point."""
+    config: dict[str, Any] = {}
+    """Passed to the plug-in as it stands."""
+
+
+class ScoreModel(Strict):
+    """A judge model scores the completion (OpenAI's shape) or a sequence classifier rates it. Not carried out yet."""
+
+    type: Literal["score_model"]
+    name: Name = "score_model"
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    input: Template | list[dict[str, Any]] = OUTPUT
+    range: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.0, 1.0]
+    sampling_params: dict[str, Any] | None = None
+    pass_threshold: float | None = None
+
+
+class LabelModel(Strict):
+    """A judge model picks a label (OpenAI's shape). Not carried out yet."""
+
+    type: Literal["label_model"]
+    name: Name = "label_model"
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    input: list[dict[str, Any]]
+    labels: list[str]
+    passing_labels: list[str]
+
+
+class Remote(Strict):
+    """An HTTPS service on the operator's allow-list scores the completion. Not carried out yet."""
+
+    type: Literal["remote"]
+    name: Name = "remote"
+    url: Annotated[str, Field(pattern=r"^https://", max_length=2048)]
+    timeout_s: PositiveFloat = 10.0
+    retries: Annotated[int, Field(ge=0, le=10)] = 2
+
+
+class Python(Strict):
+    """OpenAI's python grader. Always refused: code from a job is never run."""
+
+    type: Literal["python"]
+    name: Name = "python"
+    source: str
+    image_tag: str | None = None
 
 
 class Multi(Strict):
-    """A weighted sum of graders."""
+    """Graders combined: a weighted sum, or OpenAI's formula over their names."""
 
     type: Literal["multi"]
     name: Name = "multi"
     graders: Annotated[dict[Name, Grader], Field(min_length=1, max_length=16)]
-    weights: dict[Name, float]
+    weights: dict[Name, float] | None = None
+    """The sum of weight times score. Graders that do not apply to a row add nothing; the others keep their weights."""
+    calculate_output: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Arithmetic over the grader names: + - * / ^ ( ), min max abs floor ceil exp sqrt log. Graders that do not apply count 0."""
 
     @model_validator(mode="after")
-    def _weights_match(self) -> Multi:
-        if set(self.weights) != set(self.graders):
+    def _combined_once(self) -> Multi:
+        if (self.weights is None) == (self.calculate_output is None):
+            raise ValueError("give exactly one of weights and calculate_output")
+        if self.weights is not None and set(self.weights) != set(self.graders):
             raise ValueError("weights must name exactly the graders; add or remove names until both agree")
         return self
 
 
-Grader = Annotated[StringCheck | Regex | Math | Multi, Field(discriminator="type")]
+Grader = Annotated[
+    StringCheck
+    | Regex
+    | TextSimilarity
+    | NumberCheck
+    | Math
+    | JsonSchema
+    | Length
+    | Format
+    | Repetition
+    | Plugin
+    | ScoreModel
+    | LabelModel
+    | Remote
+    | Python
+    | Multi,
+    Field(discriminator="type"),
+]
 Multi.model_rebuild()
+
+_NOT_YET = {"bleu", "meteor", "cosine"}
+
+
+def unsupported_graders(grader: Grader, at: str) -> Iterator[tuple[str, str]]:
+    """(path, remedy) of each grader, or setting of one, that is described here and not carried out."""
+    if isinstance(grader, Multi):
+        for name, part in grader.graders.items():
+            yield from unsupported_graders(part, f"{at}.graders.{name}")
+    elif isinstance(grader, Python):
+        yield f"{at}.type", "'python' never will be: code from a job is not run here; use the declarative graders or an installed plug-in"
+    elif isinstance(grader, ScoreModel | LabelModel | Remote):
+        yield f"{at}.type", f"{grader.type!r} is described only; use the declarative graders or an installed plug-in"
+    elif isinstance(grader, TextSimilarity) and grader.evaluation_metric in _NOT_YET:
+        yield f"{at}.evaluation_metric", f"instead of {grader.evaluation_metric!r} use fuzzy_match, rouge_1 to rouge_5, rouge_l or gleu"

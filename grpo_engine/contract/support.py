@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from grpo_engine.contract.error import NotImplementedYet
+from grpo_engine.contract.grader import unsupported_graders
 from grpo_engine.contract.job import JobSpec
 
 
@@ -30,3 +31,5 @@ def _unsupported(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield f"{at}.loss.dynamic_sampling", "set it to false"
     if spec.validation_file is not None:
         yield "validation_file", "remove it"
+    if grpo.grader is not None:
+        yield from unsupported_graders(grpo.grader, f"{at}.grader")
