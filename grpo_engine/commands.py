@@ -31,6 +31,18 @@ class AppliedCommand:
         """As kept in the resume state."""
         return {"command": self.command.model_dump(), "effective_step": self.effective_step}
 
+    def to_event(self, old: dict[str, float], new: dict[str, float]) -> dict[str, Any]:
+        """Data of the `control.applied` event."""
+        return {
+            "command": self.command.number,
+            "type": self.command.type,
+            "effective_step": self.effective_step,
+            "old": old,
+            "new": new,
+            "actor": self.command.actor,
+            "settings": self.command.model_dump(),
+        }
+
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> AppliedCommand:
         """The inverse of `to_json`."""
@@ -63,9 +75,7 @@ class CommandInbox:
             yield self._replays.pop(0).command
         waiting = {record.command.number for record in self._replays}
         for entry in self._new_lines():
-            if isinstance(entry, str):
-                yield entry
-            elif entry.number not in waiting | self._refused | {record.command.number for record in self.applied}:
+            if isinstance(entry, str) or entry.number not in waiting | self._refused | {record.command.number for record in self.applied}:
                 yield entry
 
     def record(self, command: Command, step: int) -> None:
@@ -116,4 +126,6 @@ def _applied_in(path: Path) -> Iterator[AppliedCommand]:
             if line.endswith(b"\n") and b'"control.applied"' in line:
                 event = json.loads(line)
                 if event["type"] == "control.applied":
-                    yield AppliedCommand.from_json(event["data"])
+                    yield AppliedCommand.from_json(
+                        {"command": event["data"]["settings"], "effective_step": event["data"]["effective_step"]}
+                    )

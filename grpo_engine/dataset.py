@@ -101,18 +101,14 @@ def make_prompts(
 def render(row: Row, tokenizer: Any, data: DataConfig) -> tuple[str, list[int]]:
     """A row's prompt as text and token ids, with the begin-of-text token at most once and no end token of the tokenizer's own.
 
+    Messages go through the model's chat template, which writes its own special tokens; text gets the tokenizer's.
     Raises ConfigError naming the row's line and the remedy.
     """
-    if data.chat_template == "model":
-        messages = _with_system(row.messages or [{"role": "user", "content": row.text}], data.system_prompt)
-        text = _apply_template(messages, tokenizer, row.line)
+    if row.messages is not None:
+        text = _apply_template(_with_system(row.messages, data.system_prompt), tokenizer, row.line)
         token_ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    elif row.text is None:
-        raise ConfigError(
-            f"line {row.line} has messages, which chat_template none cannot render; set chat_template to model, or give the prompt as text",
-            param=f"{DATA_PARAM}.chat_template",
-        )
     else:
+        assert row.text is not None, "a row holds messages or text"
         text = row.text if data.system_prompt is None else f"{data.system_prompt}\n\n{row.text}"
         token_ids = list(tokenizer(text)["input_ids"])
         if token_ids and token_ids[-1] == tokenizer.eos_token_id and not text.endswith(tokenizer.eos_token):
@@ -124,23 +120,20 @@ def render(row: Row, tokenizer: Any, data: DataConfig) -> tuple[str, list[int]]:
     return text, token_ids
 
 
-def _with_system(messages: list[dict[str, Any]], system_prompt: str | None) -> list[dict[str, Any]]:
+def _with_system(messages: list[dict[str, str]], system_prompt: str | None) -> list[dict[str, str]]:
     if system_prompt is None or any(message["role"] == "system" for message in messages):
         return messages
     return [{"role": "system", "content": system_prompt}, *messages]
 
 
-def _apply_template(messages: list[dict[str, Any]], tokenizer: Any, line: int) -> str:
+def _apply_template(messages: list[dict[str, str]], tokenizer: Any, line: int) -> str:
     if getattr(tokenizer, "chat_template", None) is None:
         raise ConfigError(
-            "the model's tokenizer has no chat template; set chat_template to none and give prompts as text, or use an instruct model",
+            "the model's tokenizer has no chat template; set chat_template to none and give prompts as text, or train an instruct model",
             param=f"{DATA_PARAM}.chat_template",
         )
-    is_continuation = messages[-1]["role"] == "assistant"
     try:
-        text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=not is_continuation, continue_final_message=is_continuation
-        )
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except (TemplateError, ValueError) as error:
         raise ConfigError(f"line {line}: the model's chat template refuses the messages: {error}", param="training_file") from error
     return str(text)

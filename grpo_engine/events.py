@@ -32,6 +32,10 @@ class EventLog:
         self.num_dropped = 0
         """Events lost because the disk stayed full until the backlog was full too."""
         self.num_write_failures = 0
+        self.last_step = 0
+        """Of the last `step.completed` or `run.rewound`."""
+        self.newest_resume: str | None = None
+        """Name of the newest resume state announced."""
         self._backlog = bytearray()
         self._backlog_bytes = backlog_bytes
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -51,6 +55,7 @@ class EventLog:
             message=message[:MESSAGE_LIMIT],
             data=data or {},
         )
+        self._follow(event)
         line = event.to_line().encode() + b"\n"
         self.flush()
         if len(self._backlog) + len(line) > self._backlog_bytes:
@@ -60,6 +65,14 @@ class EventLog:
         self._backlog += line
         self.flush()
         return event
+
+    def _follow(self, event: EngineEvent) -> None:
+        if event.type == "step.completed" and event.step is not None:
+            self.last_step = event.step
+        elif event.type == "run.rewound":
+            self.last_step = int(event.data["to_step"])
+        elif event.type == "checkpoint.saved" and event.data.get("kind") == "resume":
+            self.newest_resume = event.data["name"]
 
     def flush(self) -> bool:
         """Hand everything that waits to the operating system. Returns whether nothing waits any more."""

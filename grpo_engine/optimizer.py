@@ -62,7 +62,9 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """Moments and step counts by `<parameter>.<key>`; empty before the first update."""
-        return {f"{name}|{key}": value for name, master in self._masters.items() for key, value in self._adamw.state.get(master, {}).items()}
+        return {
+            f"{name}|{key}": value for name, master in self._masters.items() for key, value in self._adamw.state.get(master, {}).items()
+        }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` gave. Raises KeyError when a parameter is unknown."""

@@ -1,0 +1,126 @@
+"""`python -m grpo_engine RUN_DIR`: run one job, described by `dispatch.json` in the directory.
+
+Writes `events.jsonl`, `checkpoints/` and, last, `outcome.json`. Exit codes are in contract/event.py; SIGTERM ends the
+process at once, without a checkpoint. A directory is used for one attempt only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from grpo_engine.contract.command import Dispatch
+from grpo_engine.contract.error import GrpoError, InvalidRequest
+from grpo_engine.contract.event import EXIT_CONFIG, Outcome
+from grpo_engine.contract.intake import resolve_spec, validate
+from grpo_engine.events import EVENTS_FILE, EventLog
+from grpo_engine.outcome import OUTCOME_FILE, ConfigError, RunFailure, exit_code, write_outcome
+
+DISPATCH_FILE = "dispatch.json"
+PLACEHOLDER_FILE = "file-local"
+"""Stands for `training_file` in a spec written by hand: the dispatch names the real file."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the job in RUN_DIR and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m grpo_engine", description="Run one GRPO training job.")
+    parser.add_argument("run_dir", type=Path, help="directory that holds dispatch.json")
+    run_dir = parser.parse_args(argv).run_dir.resolve()
+    refusal = _refusal(run_dir)
+    if refusal is not None:
+        sys.stderr.write(f"grpo_engine: {refusal}\n")
+        return EXIT_CONFIG
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return run(run_dir)
+
+
+def _refusal(run_dir: Path) -> str | None:
+    if not run_dir.is_dir():
+        return f"{run_dir} is not a directory"
+    if not (run_dir / DISPATCH_FILE).is_file():
+        return f"{run_dir} holds no {DISPATCH_FILE}; write one with the keys spec and training_file"
+    if (run_dir / OUTCOME_FILE).exists():
+        return f"{run_dir} already holds {OUTCOME_FILE}: this attempt is over; use a new directory, with resume_from to continue it"
+    events = run_dir / EVENTS_FILE
+    if events.exists() and events.stat().st_size > 0:
+        return f"{run_dir} already holds the events of an attempt; use a new directory, with resume_from to continue it"
+    return None
+
+
+def run(run_dir: Path) -> int:
+    """Run the attempt, write its outcome, and return the exit code."""
+    log: EventLog | None = None
+    try:
+        dispatch = read_dispatch(run_dir / DISPATCH_FILE)
+        log = EventLog(run_dir / EVENTS_FILE, dispatch.epoch)
+        outcome = _train(dispatch, run_dir, log)
+    except Exception as error:  # noqa: BLE001  the last stop: every failure becomes a verdict, and its traceback goes to the log
+        traceback.print_exc()
+        outcome = failure(error, log)
+    log = log or EventLog(run_dir / EVENTS_FILE, 1)
+    level = "info" if outcome.status != "failed" else "error"
+    data = {**outcome.model_dump(), "events_dropped": log.num_dropped, "event_write_failures": log.num_write_failures}
+    log.emit("run.finished", f"{outcome.status}: {outcome.message}", step=outcome.last_step, level=level, data=data)
+    log.close()
+    write_outcome(run_dir, outcome)
+    return exit_code(outcome)
+
+
+def _train(dispatch: Dispatch, run_dir: Path, log: EventLog) -> Outcome:
+    from grpo_engine.assemble import assemble  # torch takes seconds to load: a spec that is wrong is answered before
+    from grpo_engine.keeper import Keeper
+    from grpo_engine.train import train
+
+    with assemble(dispatch, run_dir, log) as learner:
+        steps = train(learner, Keeper(run_dir, learner, log), log)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as finished:
+                outcome: Outcome = finished.value
+                return outcome
+
+
+def read_dispatch(path: Path) -> Dispatch:
+    """Read `dispatch.json`; its spec may be resolved already or raw as a client would post it. Raises InvalidRequest."""
+    try:
+        raw: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidRequest(f"{path.name} is not JSON: {error}") from error
+    if not isinstance(raw, dict) or not isinstance(raw.get("spec"), dict):
+        raise InvalidRequest(f"{path.name} must be an object with the keys spec and training_file")
+    spec = raw["spec"]
+    for name in ("training_file", "validation_file"):
+        if raw.get(name) is not None and spec.get(name) is None:
+            spec = {**spec, name: PLACEHOLDER_FILE}
+    return validate(Dispatch, {**raw, "spec": resolve_spec(spec).model_dump(mode="json")})
+
+
+def failure(error: BaseException, log: EventLog | None) -> Outcome:
+    """The verdict for an exception: what a person can mend is a config error, everything else may be tried again."""
+    if isinstance(error, GrpoError):
+        error = ConfigError(error.message, param=error.param) if error.status < 500 else RunFailure(error.message, param=error.param)
+    if isinstance(error, RunFailure):
+        reason, message, is_retryable, param = error.reason, error.message, error.is_retryable, error.param
+    else:
+        is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        reason, param, is_retryable = "out_of_memory" if is_memory else "crash", None, True
+        message = f"{type(error).__name__}: {error}"
+    return Outcome(
+        status="failed",
+        reason=reason,
+        message=message,
+        retryable=is_retryable,
+        last_step=log.last_step if log is not None else 0,
+        resume_checkpoint=log.newest_resume if log is not None else None,
+        param=param,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

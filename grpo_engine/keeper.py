@@ -1,0 +1,127 @@
+"""When a run writes checkpoints, what it says about them, and which older ones it deletes.
+
+Training outlives a failed write: `checkpoint.failed`, the partial directory is gone, the next interval tries again. An
+older resume state is deleted only after the newer one is complete and announced.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+
+from grpo_engine import checkpoint
+from grpo_engine.checkpoint import Kind, Manifest
+from grpo_engine.events import EventLog
+from grpo_engine.learner import Learner
+from grpo_engine.policy import save_published
+
+CHECKPOINTS_DIR = "checkpoints"
+
+
+class Keeper:
+    """Writes the checkpoints of one attempt."""
+
+    def __init__(self, run_dir: Path, learner: Learner, log: EventLog) -> None:
+        self.directory = run_dir / CHECKPOINTS_DIR
+        self._learner = learner
+        self._log = log
+        self._saved: dict[Kind, list[Manifest]] = {"published": [], "resume": []}
+        self.seconds = 0.0
+        """Time spent writing since it was last asked for."""
+        checkpoint.remove_partial(self.directory)
+
+    @property
+    def newest_resume(self) -> str | None:
+        """Name of the newest resume state of this attempt."""
+        saved = self._saved["resume"]
+        return saved[-1].name if saved else None
+
+    def take_seconds(self) -> float:
+        """Seconds spent writing since the last call."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+    def save_due(self, elapsed_s: float) -> None:
+        """Write what falls due after the learner's step."""
+        cfg, step = self._learner.grpo.checkpoints, self._learner.step
+        if cfg.every is not None and step % cfg.every == 0:
+            self.publish()
+        if step % cfg.resume_every == 0:
+            self.save_resume(elapsed_s)
+
+    def publish(self) -> bool:
+        """Publish the weights as transformers loads them, once a step. Returns whether they are on disk."""
+        learner = self._learner
+        return self._save("published", lambda path: save_published(learner.policy, path))
+
+    def save_resume(self, elapsed_s: float) -> bool:
+        """Renew the rolling resume state, once a step. Returns whether it is on disk."""
+        resume = self._learner.capture(elapsed_s)
+        return self._save("resume", lambda path: checkpoint.write_resume(path, resume))
+
+    def _save(self, kind: Kind, write: Any) -> bool:
+        learner, started = self._learner, time.perf_counter()
+        saved = self._saved[kind]
+        if saved and saved[-1].step == learner.step:
+            return True
+        expected = max((manifest.num_bytes for manifest in saved[-1:]), default=self._first_estimate(kind))
+        try:
+            manifest = checkpoint.save(
+                self.directory,
+                kind,
+                learner.step,
+                write,
+                epoch=learner.epoch,
+                job_id=learner.job_id,
+                about=self._about(),
+                expected_bytes=expected,
+            )
+        except (OSError, SafetensorError) as error:
+            name = checkpoint.checkpoint_name(kind, learner.step)
+            data = {"name": name, "kind": kind, "step": learner.step, "errno": getattr(error, "errno", None), "reason": str(error)}
+            message = f"checkpoint {name} could not be written: {error}; training goes on"
+            self._log.emit("checkpoint.failed", message, step=learner.step, level="error", data=data)
+            return False
+        finally:
+            self.seconds += time.perf_counter() - started
+        saved.append(manifest)
+        self._announce(manifest, time.perf_counter() - started)
+        self._retire(kind)
+        return True
+
+    def _announce(self, manifest: Manifest, seconds: float) -> None:
+        described = manifest.to_json()
+        data = {key: described[key] for key in ("name", "step", "kind", "files", "bytes")}
+        data |= {key: described[key] for key in ("ref_kl", "reward", "beta") if key in described}
+        message = f"{manifest.kind} checkpoint {manifest.name}: {manifest.num_bytes:,} bytes in {seconds:.1f} s"
+        self._log.emit("checkpoint.saved", message, step=manifest.step, data={**data, "seconds": seconds})
+
+    def _retire(self, kind: Kind) -> None:
+        """Delete this attempt's older resume states. Published weights are the bookkeeper's to retire: it knows the pins."""
+        if kind == "resume":
+            while len(self._saved[kind]) > 1:
+                shutil.rmtree(self.directory / self._saved[kind].pop(0).name)
+
+    def _about(self) -> dict[str, Any]:
+        learner, readings = self._learner, self._learner.readings
+        about: dict[str, Any] = {
+            "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "python": platform.python_version()},
+            "threads": torch.get_num_threads(),
+            "reference_sha256": learner.reference_sha256,
+        }
+        for key, metric in (("ref_kl", "kl/ref/k3/mean"), ("reward", "reward/mean"), ("beta", "beta/applied")):
+            if math.isfinite(readings.get(metric, math.nan)):
+                about[key] = readings[metric]
+        return about
+
+    def _first_estimate(self, kind: Kind) -> int:
+        numbers = sum(master.numel() for master in self._learner.policy.masters.values())
+        return numbers * (12 if kind == "resume" else 2)

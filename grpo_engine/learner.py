@@ -1,0 +1,132 @@
+"""Everything a run holds in memory, and how it is captured into a resume state and restored from one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_engine.beta import BetaRule
+from grpo_engine.checkpoint import ResumeState
+from grpo_engine.commands import AppliedCommand, CommandInbox
+from grpo_engine.contract.job import GrpoConfig
+from grpo_engine.dataset import Dataset
+from grpo_engine.diagnostics import Detectors
+from grpo_engine.grader import GraderPool
+from grpo_engine.optimizer import Optimizer, learning_rate_at
+from grpo_engine.outcome import ReferenceMismatch
+from grpo_engine.policy import Policy
+from grpo_engine.reference import Reference
+
+
+@dataclass
+class Learner:
+    """The state of a run between two steps."""
+
+    job_id: str
+    epoch: int
+    seed: int
+    grpo: GrpoConfig
+    policy: Policy
+    reference: Reference | None
+    dataset: Dataset
+    grader: GraderPool
+    optimizer: Optimizer
+    rule: BetaRule
+    detectors: Detectors
+    inbox: CommandInbox
+    base_learning_rate: float
+    step: int = 0
+    """Last completed step."""
+    elapsed_s: float = 0.0
+    """Seconds trained by earlier attempts up to the step resumed from."""
+    reference_sha256: str | None = None
+    """Of the reference as the run began with it."""
+    num_reference_syncs: int = 0
+    readings: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last completed step."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.grpo.limits.num_steps
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of a step."""
+        return learning_rate_at(step, self.base_learning_rate, self.grpo.optimizer, self.num_steps)
+
+    def capture(self, elapsed_s: float) -> ResumeState:
+        """Everything an exact continuation needs."""
+        return ResumeState(
+            step=self.step,
+            weights=dict(self.policy.masters),
+            optimizer=self.optimizer.state(),
+            reference=self.reference.weights() if self.reference is not None and self.num_reference_syncs else {},
+            state={
+                "beta": self.rule.state(),
+                "cursor": self.dataset.cursor(),
+                "rng": rng_state(),
+                "detectors": self.detectors.state(),
+                "base_learning_rate": self.base_learning_rate,
+                "commands": [record.to_json() for record in self.inbox.applied],
+                "reference_sha256": self.reference_sha256,
+                "num_reference_syncs": self.num_reference_syncs,
+                "readings": self.readings,
+                "elapsed_s": elapsed_s,
+            },
+        )
+
+    def restore(self, resume: ResumeState, replays: list[AppliedCommand]) -> None:
+        """Continue from a resume state. Raises ReferenceMismatch when the reference is not the one the run began with."""
+        state = resume.state
+        stored = state["reference_sha256"]
+        if stored is not None and self.reference_sha256 is not None and stored != self.reference_sha256:
+            raise ReferenceMismatch(
+                f"the reference has SHA-256 {self.reference_sha256[:12]}..., the run began with {stored[:12]}...: "
+                "the base model has changed; restore the model it began with, or start a new job",
+                param="model",
+            )
+        with torch.no_grad():
+            for name, master in self.policy.masters.items():
+                master.copy_(resume.weights[name])
+        self.policy.refresh()
+        self.optimizer.load(resume.optimizer)
+        if self.reference is not None and resume.reference:
+            self.reference.load(resume.reference)
+        self.rule.load(state["beta"])
+        self.dataset.seek(state["cursor"])
+        self.detectors.load(state["detectors"])
+        self.base_learning_rate = state["base_learning_rate"]
+        self.inbox.load([AppliedCommand.from_json(record) for record in state["commands"]], replays)
+        self.num_reference_syncs = state["num_reference_syncs"]
+        self.readings = state["readings"]
+        self.elapsed_s = state["elapsed_s"]
+        self.step = resume.step
+        restore_rng(state["rng"])
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of every random generator of the process, as JSON. Sampling is keyed by step and needs none of them."""
+    version, numbers, gauss = random.getstate()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "cuda": [state.numpy().tobytes().hex() for state in cuda],
+        "python": [version, list(numbers), gauss],
+    }
+
+
+def restore_rng(state: dict[str, Any]) -> None:
+    """The inverse of `rng_state`."""
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    torch.set_rng_state(_bytes_tensor(state["torch"]))
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([_bytes_tensor(text) for text in state["cuda"]])
+
+
+def _bytes_tensor(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

@@ -1,0 +1,140 @@
+"""The training loop: at each step boundary commands and limits, then one step, then what it has to say and to save.
+
+The order of a step's words is fixed: `step.completed` first, then what it caused (beta, grader, detectors), then
+checkpoints. A resume state of step n therefore never exists before the events of step n do.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Generator
+
+from grpo_engine.contract.event import Outcome
+from grpo_engine.control import apply_commands
+from grpo_engine.events import EventLog
+from grpo_engine.keeper import Keeper
+from grpo_engine.learner import Learner
+from grpo_engine.outcome import CheckpointFailed, GraderBroken, NonFinite, ReferenceMismatch
+from grpo_engine.step import StepResult, train_step
+
+GATE_NATS = 1e-4
+"""At step 1 policy and reference are the same weights in the same mode; a KL beyond this means they are not."""
+MAX_UNGRADED_STEPS = 3
+"""Consecutive steps in which no completion could be graded before the run gives up."""
+
+
+def train(
+    learner: Learner, keeper: Keeper, log: EventLog, *, clock: Callable[[], float] = time.monotonic
+) -> Generator[StepResult, None, Outcome]:
+    """Run from the learner's step to the end, yielding each step. Returns the verdict.
+
+    Raises RunFailure when the run cannot go on.
+    """
+    started = clock()
+    limits, num_ungraded = learner.grpo.limits, 0
+
+    def elapsed() -> float:
+        return learner.elapsed_s + clock() - started
+
+    while learner.step < learner.num_steps:
+        step = learner.step + 1
+        stop, should_save = apply_commands(learner, log, step)
+        if stop is not None:
+            return _stopped(learner, keeper, stop, elapsed())
+        if should_save:
+            keeper.publish()
+            keeper.save_resume(elapsed())
+        if limits.max_seconds is not None and elapsed() >= limits.max_seconds:
+            return _finished(learner, keeper, "max_seconds", f"stopped after {limits.max_seconds} s", elapsed())
+
+        result = train_step(learner, step)
+        result.metrics["time/checkpoint_s"] = keeper.take_seconds()
+        learner.step, learner.readings = step, result.metrics
+        report(learner, log, result)
+        _gate(learner, result)
+        num_ungraded = num_ungraded + 1 if result.metrics["grader/failed_frac"] == 1 else 0
+        if num_ungraded >= MAX_UNGRADED_STEPS:
+            raise GraderBroken(f"no completion could be graded in {num_ungraded} steps in a row: {result.grader_errors[0]}")
+        if result.quarantine is not None and learner.grpo.optimizer.on_nonfinite == "abort":
+            raise NonFinite(f"step {step}: {result.quarantine}; the weights are those of before it")
+        _sync_reference(learner, step)
+        if step < learner.num_steps:
+            keeper.save_due(elapsed())
+        yield result
+    return _finished(learner, keeper, "completed", f"{learner.num_steps} steps done", elapsed())
+
+
+def report(learner: Learner, log: EventLog, result: StepResult) -> None:
+    """Emit the step's events."""
+    step, metrics = result.step, result.metrics
+    beta = metrics["beta/applied"]
+    kl = metrics.get("kl/ref/k3/mean")
+    message = f"step {step}: " + ", ".join(
+        f"{name} {value:.4g}"
+        for name, value in (("reward", metrics.get("reward/mean")), ("kl/ref", kl), ("beta", beta))
+        if value is not None
+    )
+    log.emit("step.completed", message, step=step, data={"metrics": metrics, "beta": learner.rule.state()})
+    if result.quarantine is not None:
+        log.emit("step.quarantined", f"step {step}: {result.quarantine}; weights and beta hold", step=step, level="error",
+                 data={"reason": result.quarantine, "policy": learner.grpo.optimizer.on_nonfinite})  # fmt: skip
+    update = result.beta_update
+    if update.new != update.old:
+        data = {"old": update.old, "new": update.new, "action": update.action, "reason": update.reason, "phase": update.phase}
+        log.emit("beta.changed", f"beta {update.old:.6g} -> {update.new:.6g}: {update.reason}", step=step, data=data)
+    if result.grader_errors:
+        count = len(result.grader_errors)
+        data = {"count": count, "errors": sorted(set(result.grader_errors))[:5]}
+        log.emit(
+            "grader.failed", f"{count} completions could not be graded: {result.grader_errors[0]}", step=step, level="error", data=data
+        )
+    for signal in learner.detectors.observe(step, metrics):
+        kind = "detector.fired" if signal.kind == "fired" else "detector.cleared"
+        data = {"detector": signal.detector, "reading": signal.reading, "threshold": signal.threshold}
+        log.emit(kind, signal.message, step=step, level="warn" if signal.kind == "fired" else "info", data=data)
+
+
+def _gate(learner: Learner, result: StepResult) -> None:
+    """Step 1 begins with the reference's own weights, so its KL must read 0; anything else makes every later number wrong."""
+    kl = result.metrics.get("kl/ref/k3/mean")
+    is_first = result.step == 1 and learner.reference_sha256 == learner.policy.sha256
+    if is_first and kl is not None and math.isfinite(kl) and kl > GATE_NATS:
+        raise ReferenceMismatch(
+            f"kl/ref at step 1 is {kl:.3g} nats per token where policy and reference are the same weights; they do not compute alike",
+            param="method.grpo.reference",
+        )
+
+
+def _sync_reference(learner: Learner, step: int) -> None:
+    cfg = learner.grpo.reference
+    if learner.reference is not None and cfg.sync_every is not None and step % cfg.sync_every == 0:
+        learner.reference.sync(learner.policy, cfg.mixup_alpha)
+        learner.num_reference_syncs += 1
+
+
+def _stopped(learner: Learner, keeper: Keeper, reason: str, elapsed_s: float) -> Outcome:
+    if not keeper.save_resume(elapsed_s):
+        raise CheckpointFailed(f"{reason} at step {learner.step}: the resume state could not be written")
+    return Outcome(
+        status="stopped",
+        reason=reason,
+        message=f"stopped by {reason} after step {learner.step}",
+        retryable=True,
+        last_step=learner.step,
+        resume_checkpoint=keeper.newest_resume,
+    )
+
+
+def _finished(learner: Learner, keeper: Keeper, reason: str, message: str, elapsed_s: float) -> Outcome:
+    if not keeper.publish():
+        raise CheckpointFailed(f"{message}, but the final weights could not be written")
+    keeper.save_resume(elapsed_s)
+    return Outcome(
+        status="succeeded",
+        reason=reason,
+        message=message,
+        retryable=False,
+        last_step=learner.step,
+        resume_checkpoint=keeper.newest_resume,
+    )
