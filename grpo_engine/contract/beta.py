@@ -1,11 +1,12 @@
 """What steers: the coefficient beta of the KL penalty, as a union on `rule`.
 
 A plain number means `{"rule": "fixed", "value": number}`. Adaptive rules multiply the scheduled (or constant) base:
-beta = clamp(base(step) * multiplier, min, max).
+beta = clamp(base(step) * multiplier, min, max). They act from the end of calibration on, once per rollout at most.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Annotated, Any, Literal
 
@@ -46,7 +47,7 @@ class PiecewiseSchedule(Strict):
         fractions = [point[0] for point in self.points]
         if fractions[0] != 0:
             raise ValueError("points must begin at fraction 0; add a first point [0, beta]")
-        if fractions[-1] > 1 or any(b <= a for a, b in zip(fractions, fractions[1:], strict=False)):
+        if fractions[-1] > 1 or any(b <= a for a, b in itertools.pairwise(fractions)):
             raise ValueError("points must have strictly increasing fractions between 0 and 1; sort them and drop repeats")
         return self
 
@@ -104,7 +105,8 @@ class _Adaptive(Strict):
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Smoothing of the measured KL, updated once per rollout; null = the raw value."""
     arming: bool = True
-    """Hold back decreases until KL has once reached the lower edge of the band (anti-windup)."""
+    """Hold back decreases until KL has once reached the lower edge of the band. KL starts at exactly 0, so without it the rule
+    walks beta to its floor before there is anything to steer."""
     min: PositiveFloat = 1e-5
     max: PositiveFloat = 1.0
     calibration: Calibration | None = None
@@ -123,6 +125,12 @@ class _Adaptive(Strict):
             raise ValueError("give exactly one of target and calibration")
         if self.min > self.max:
             raise ValueError("min exceeds max; swap them")
+        if self.value is not None and not self.min <= self.value <= self.max:
+            raise ValueError(f"value {self.value:g} lies outside [min {self.min:g}, max {self.max:g}]; widen the bounds or move the value")
+        if self.calibration is not None and self.unit == "sequence" and not {"min", "max"} <= self.calibration.model_fields_set:
+            raise ValueError(
+                "the default bounds of calibration are nats per token; with unit sequence give calibration.min and calibration.max yourself"
+            )
         if self.ema_decay is not None:
             needed = math.ceil(1 / (1 - self.ema_decay) - 1e-9)
             if self.update_every < needed:

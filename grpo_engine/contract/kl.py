@@ -19,6 +19,15 @@ Importance = Literal["none", "old", "sampler"]
 Placement = Literal["loss", "reward", "advantage"]
 KlAggregation = Literal["match_loss", "token_mean", "seq_mean_token_mean", "seq_sum", "constant"]
 
+_LOSS_ONLY: dict[str, str | None] = {
+    "grad": "unbiased",
+    "importance": "none",
+    "aggregation": "match_loss",
+    "clip_grad": "straight_through",
+}
+"""Settings (at the value that does nothing) which placement reward and advantage do not read."""
+_SAMPLED_ONLY: dict[str, str | None] = {"grad": "unbiased", "importance": "none", "log_ratio_clip": None}
+"""Settings (at the value that does nothing) which estimator exact does not read."""
 _DIRECTION_ALIASES = {"reverse": "policy_ref", "forward": "ref_policy"}
 
 
@@ -39,13 +48,15 @@ class KlConfig(Strict):
     """`unbiased` differentiates the true divergence; `naive` is plain autograd through the estimator (DeepSeekMath)."""
 
     importance: Importance = "old"
-    """Off-policy weight on the KL term: `old` = pi_theta/pi_old, `sampler` = pi_theta/pi_sampler."""
+    """Off-policy weight on the KL term, per token: `old` = pi_theta/pi_old, `sampler` = pi_theta/pi_sampler. `none` when left
+    out for estimator exact (the sum over the vocabulary needs no weight) and for placement reward or advantage."""
 
     importance_clip: PositiveFloat | None = None
     """Upper bound on the importance weight; null leaves it unclipped."""
 
     placement: Placement = "loss"
-    """Where the penalty acts: in the loss, in the reward (after group normalisation), or in the per-token advantage."""
+    """Where the penalty acts: in the `loss`; as a per-token `reward` (k1 still to come, after group normalisation); or in the
+    `advantage`, the same less its mean over the batch."""
 
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount of future KL for placement `reward` and `advantage`: 1 is the full reward-to-go, 0 is tokenwise."""
@@ -54,13 +65,14 @@ class KlConfig(Strict):
     """How per-token KL becomes one number in the loss, independent of the policy loss."""
 
     log_ratio_clip: PositiveFloat | None = 20.0
-    """Bound on |log pi_ref - log pi_theta| before the exponential; null = none."""
+    """Bound on |log pi_ref - log pi_theta| before the exponential; null = none, which is also what estimator exact takes
+    when the key is left out."""
 
     value_clip: PositiveFloat | None = None
     """Upper bound on the per-token value; null = none."""
 
     clip_grad: Literal["straight_through", "zero"] = "straight_through"
-    """Gradient of a clipped token: kept as if unclipped, or zero."""
+    """Gradient of a clipped token: passed through (taken at the clipped log-ratio; a clipped value keeps its own), or zero."""
 
     monitor: bool = False
     """Measure kl/ref even when beta is 0 (loads the reference)."""
@@ -68,25 +80,51 @@ class KlConfig(Strict):
     allow_biased: bool = False
     """Let combinations through whose gradient is known to be wrong (needed to reproduce literal recipes)."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_without_effect(cls, raw: Any) -> Any:
+        """Where a default could have no effect, the resolved configuration says so instead of echoing it."""
+        if not isinstance(raw, dict):
+            return raw
+        filled: dict[str, Any] = {}
+        if raw.get("estimator") == "exact":
+            filled = {"importance": "none", "log_ratio_clip": None}
+        elif raw.get("placement") in ("reward", "advantage"):
+            filled = {"importance": "none"}
+        return {**filled, **raw}
+
     @model_validator(mode="after")
     def _refuse_wrong_gradients(self) -> KlConfig:
         if self.placement == "loss":
-            if self.estimator == "k1" and self.grad == "naive" and not self.allow_biased:
+            if (self.estimator, self.grad, self.direction) == ("k1", "naive", "policy_ref") and not self.allow_biased:
                 raise ValueError(
                     "estimator k1 with grad naive in the loss has zero expected gradient (no regularisation at all); "
                     "set kl.grad to unbiased, or kl.allow_biased to true to reproduce it literally"
                 )
-        else:
-            if self.estimator == "exact":
-                raise ValueError(
-                    f"estimator exact cannot be placed in the {self.placement}; set kl.placement to loss or kl.estimator to k1"
-                )
-            if self.estimator != "k1":
-                raise ValueError(
-                    f"estimator {self.estimator} in the {self.placement} has a wrong gradient; set kl.estimator to k1"
-                )
-            if self.direction != "policy_ref":
-                raise ValueError(
-                    f"only direction policy_ref can be placed in the {self.placement}; set kl.placement to loss"
-                )
+            return self
+        if self.estimator == "exact":
+            raise ValueError(f"estimator exact cannot be placed in the {self.placement}; set kl.placement to loss or kl.estimator to k1")
+        if self.estimator != "k1":
+            raise ValueError(f"estimator {self.estimator} in the {self.placement} has a wrong gradient; set kl.estimator to k1")
+        if self.direction != "policy_ref":
+            raise ValueError(f"only direction policy_ref can be placed in the {self.placement}; set kl.placement to loss")
         return self
+
+    @model_validator(mode="after")
+    def _refuse_settings_without_effect(self) -> KlConfig:
+        if self.placement == "loss" and self.discount != 1:
+            raise ValueError("discount acts on placement reward and advantage only; remove it, or change kl.placement")
+        if self.placement != "loss":
+            self._expect_idle(_LOSS_ONLY, "{name} acts on placement loss only; leave it at {idle}, or set kl.placement to loss")
+        if self.estimator == "exact":
+            self._expect_idle(_SAMPLED_ONLY, "{name} has no effect on estimator exact, which sums over the vocabulary; leave it at {idle}")
+        if self.importance == "none" and self.importance_clip is not None:
+            raise ValueError("importance_clip bounds a weight that kl.importance none does not use; remove one of them")
+        if self.clip_grad == "zero" and self.log_ratio_clip is None and self.value_clip is None:
+            raise ValueError("clip_grad zero needs a clip; set kl.log_ratio_clip or kl.value_clip, or remove it")
+        return self
+
+    def _expect_idle(self, idle: dict[str, str | None], sentence: str) -> None:
+        for name, value in idle.items():
+            if getattr(self, name) != value:
+                raise ValueError(sentence.format(name=name, idle="null" if value is None else value))
