@@ -1,8 +1,8 @@
 """Telemetry: every metric a step can report, with its unit and direction.
 
-Names are `kl/<ref|old|sampler>/<k1|k2|k3|abs|exact>/<mean|se|p50|p95|max>` in nats per completion token,
-`kl_per_sequence/...` when summed over a completion. `mean` and `se` are over tokens; `p50`, `p95` and `max` are over
-completions of their own token means. There is never a bare `kl`.
+Names are `kl/<ref|old|sampler>/<k1|k2|k3|abs|exact>/<mean|se|p50|p95|max|token_max>` in nats per completion token,
+`kl_per_sequence/...` when summed over a completion. `mean`, `se` and `token_max` are over tokens; `p50`, `p95` and
+`max` are over completions of their own token means. There is never a bare `kl`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Direction = Literal["higher_is_better", "lower_is_better", "neutral"]
 
 KL_PAIRS = ("ref", "old", "sampler")
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "exact")
-KL_STATISTICS = ("mean", "se", "p50", "p95", "max")
+KL_STATISTICS = ("mean", "se", "p50", "p95", "max", "token_max")
 
 
 class MetricDescriptor(Strict):
@@ -55,9 +55,11 @@ def _kl_descriptors() -> list[MetricDescriptor]:
 _OTHERS: list[tuple[str, str, Direction, str]] = [
     ("kl/loss_term", "nats/token", "neutral", "the KL term as it enters the loss, before beta"),
     ("kl/clip_frac", "fraction", "lower_is_better", "share of tokens whose log-ratio or value was clipped"),
+    ("kl/length_correlation", "1", "neutral", "correlation over completions between length and summed KL to the reference"),
     ("beta/applied", "1", "neutral", "beta used in this step's loss"),
     ("beta/next", "1", "neutral", "beta of the next step"),
     ("beta/action", "sign", "neutral", "-1 lowered, 0 held, 1 raised"),
+    ("beta/saturated", "sign", "neutral", "1 at its max, -1 at its min while the rule wants to go on, else 0"),
     ("beta/ema", "nats", "neutral", "smoothed KL the rule compares with its target"),
     ("beta/target", "nats", "neutral", "target KL of the rule"),
     ("loss/policy", "1", "neutral", "policy-gradient term"),
