@@ -1,0 +1,258 @@
+"""Attention over branched token sequences: every prompt once, its completions as branches of it.
+
+All tokens of a forward pass lie packed in one row of N tokens, without padding, so the matrix products touch real tokens
+only. A `BranchPlan` says which token belongs to which prompt or completion; the attention function below gathers the
+queries and keys of each branch, lets a completion see its prompt and its own past, and scatters the result back.
+Positions restart at the end of the prompt for each completion. The plan travels to the attention function as the
+keyword argument `branch_plan` of the model's forward; without one the function is transformers' own SDPA.
+
+Sliding windows are honoured in token positions, layer by layer. Left out, and refused by UnsupportedAttention: soft
+caps, attention sinks, position biases, chunked windows, and layers that are no attention at all.
+
+Shapes: N packed tokens   P prompts   B completions   S prompt tokens   T completion tokens   H query heads
+K key/value heads   R = H / K   D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+BRANCHED = "grpo_branched"
+"""Name under which the attention function is registered with transformers."""
+
+_HARMLESS = {"is_causal", "use_cache", "position_ids", "output_attentions", "cache", "past_key_values", "cache_position"}
+
+
+class UnsupportedAttention(Exception):
+    """This layer asks for something the branched attention does not compute; use the plain padded forward."""
+
+
+class Plan(Protocol):
+    """What the attention function needs from a plan."""
+
+    def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scaling: float, window: int | None) -> Tensor:
+        """Attention output (N, H, D)."""
+        ...
+
+
+def branched_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The attention function transformers calls in every layer; tensors are (1, heads, N, D) when a plan is given."""
+    plan: Plan | None = kwargs.pop("branch_plan", None)
+    if plan is None:
+        output: tuple[Tensor, Tensor | None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return output
+    window = kwargs.pop("sliding_window", None)
+    _refuse_unknown(module, window, kwargs)
+    if dropout:
+        raise UnsupportedAttention("attention dropout is not 0")
+    out_NHD = plan.attend(
+        int(module.layer_idx),  # type: ignore[arg-type]
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window,
+    )
+    return out_NHD[None], None
+
+
+def _refuse_unknown(module: nn.Module, window: int | None, kwargs: dict[str, Any]) -> None:
+    unknown = sorted(name for name, value in kwargs.items() if value is not None and name not in _HARMLESS)
+    if unknown:
+        raise UnsupportedAttention(f"{type(module).__name__} passes {', '.join(unknown)} to its attention")
+    config = getattr(module, "config", None)
+    types = getattr(config, "layer_types", None)
+    kind = types[int(module.layer_idx)] if types else None  # type: ignore[arg-type]
+    if kind not in (None, "full_attention", "sliding_attention"):
+        raise UnsupportedAttention(f"layer type {kind}")
+    has_window = kind == "sliding_attention" if types else getattr(config, "sliding_window", None) is not None
+    if has_window and window is None:
+        raise UnsupportedAttention(f"{type(module).__name__} has a sliding window and does not pass it to its attention")
+
+
+AttentionInterface.register(BRANCHED, branched_attention)
+AttentionMaskInterface.register(BRANCHED, sdpa_mask)
+
+
+def merge_heads(query_BTHD: Tensor, num_kv_heads: int) -> Tensor:
+    """(B, T, H, D) -> (B, K, R*T, D): query heads that share a key head become further queries of it."""
+    batch, length, heads, size = query_BTHD.shape
+    repeats = heads // num_kv_heads
+    return query_BTHD.view(batch, length, num_kv_heads, repeats, size).permute(0, 2, 3, 1, 4).reshape(batch, num_kv_heads, -1, size)
+
+
+def split_heads(output_BKQD: Tensor, length: int) -> Tensor:
+    """The inverse of `merge_heads`: (B, K, R*T, D) -> (B, T, H, D)."""
+    batch, kv_heads, rows, size = output_BKQD.shape
+    repeats = rows // length
+    return output_BKQD.view(batch, kv_heads, repeats, length, size).permute(0, 3, 1, 2, 4).reshape(batch, length, kv_heads * repeats, size)
+
+
+class _ShareRows(torch.autograd.Function):
+    """rows[index] whose gradient is summed in fp32: a group's completions all add to the gradient of their one prompt."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.count = len(rows)
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        wide = grads[0].float() if grads[0].dtype == torch.bfloat16 else grads[0]
+        total = wide.new_zeros(ctx.count, *wide.shape[1:]).index_add_(0, index, wide)
+        return total.to(grads[0].dtype), None
+
+
+def share_rows(rows: Tensor, index: Tensor) -> Tensor:
+    """rows[index] along the first dimension, with gradients summed in at least fp32."""
+    shared: Tensor = _ShareRows.apply(rows, index)  # type: ignore[no-untyped-call]
+    return shared
+
+
+@dataclass
+class BranchPlan:
+    """Where every packed token stands. Packed order: prompt 1, its completions one after the other, prompt 2, ..."""
+
+    input_ids_N: Tensor
+    position_ids_N: Tensor
+    prompt_index_PS: Tensor
+    """Packed index of each prompt token, right-padded with the prompt's own first token."""
+    prompt_lengths_P: Tensor
+    own_index_BT: Tensor
+    """Packed index of each completion token that is fed (all but the last), right-padded with the prompt's first token."""
+    own_lengths_B: Tensor
+    group_B: Tensor
+    """Prompt of each completion."""
+    unpack_N: Tensor
+    """Row of token n in the padded outputs: prompts (P*S), then completions (B*T)."""
+    keep_prompt_kv: list[tuple[Tensor, Tensor]] | None = None
+    """When a list: each layer's prompt keys and values (P, K, S, D) are appended, for decoding."""
+    _masks: dict[tuple[str, int | None, torch.dtype], Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def build(prompts: Sequence[Sequence[int]], branches: Sequence[Sequence[Sequence[int]]], device: torch.device) -> BranchPlan:
+        """Lay out prompts and, for each prompt, the completion tokens that are fed (may be empty)."""
+        ids: list[int] = []
+        positions: list[int] = []
+        prompt_rows: list[list[int]] = []
+        own_rows: list[list[int]] = []
+        groups: list[int] = []
+        for number, (prompt, completions) in enumerate(zip(prompts, branches, strict=True)):
+            prompt_rows.append(list(range(len(ids), len(ids) + len(prompt))))
+            ids += prompt
+            positions += range(len(prompt))
+            for completion in completions:
+                own_rows.append(list(range(len(ids), len(ids) + len(completion))))
+                groups.append(number)
+                ids += completion
+                positions += range(len(prompt), len(prompt) + len(completion))
+        width_S = max(len(row) for row in prompt_rows)
+        width_T = max((len(row) for row in own_rows), default=0)
+        unpack = [0] * len(ids)
+        for row, indices in enumerate(prompt_rows):
+            for column, index in enumerate(indices):
+                unpack[index] = row * width_S + column
+        for row, indices in enumerate(own_rows):
+            for column, index in enumerate(indices):
+                unpack[index] = len(prompt_rows) * width_S + row * width_T + column
+
+        def tensor(values: Any, shape: tuple[int, ...]) -> Tensor:
+            return torch.tensor(values, dtype=torch.long).reshape(shape).to(device)
+
+        first = [row[0] for row in prompt_rows]
+        return BranchPlan(
+            input_ids_N=tensor(ids, (-1,)),
+            position_ids_N=tensor(positions, (-1,)),
+            prompt_index_PS=tensor([row + row[:1] * (width_S - len(row)) for row in prompt_rows], (len(prompt_rows), width_S)),
+            prompt_lengths_P=tensor([len(row) for row in prompt_rows], (-1,)),
+            own_index_BT=tensor(
+                [row + [first[g]] * (width_T - len(row)) for row, g in zip(own_rows, groups, strict=True)], (len(own_rows), width_T)
+            ),
+            own_lengths_B=tensor([len(row) for row in own_rows], (-1,)),
+            group_B=tensor(groups, (-1,)),
+            unpack_N=tensor(unpack, (-1,)),
+        )
+
+    def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scaling: float, window: int | None) -> Tensor:
+        """See `Plan.attend`. Layers come in order; `layer` is not needed here."""
+        heads, size, kv_heads = query_NHD.shape[1], query_NHD.shape[2], key_NKD.shape[1]
+        query_NC, key_NC, value_NC = query_NHD.flatten(1), key_NKD.flatten(1), value_NKD.flatten(1)
+
+        def take(rows_NC: Tensor, index: Tensor, count: int) -> Tensor:
+            return rows_NC.index_select(0, index.reshape(-1)).view(*index.shape, count, size)
+
+        prompt_key, prompt_value = take(key_NC, self.prompt_index_PS, kv_heads), take(value_NC, self.prompt_index_PS, kv_heads)
+        if self.keep_prompt_kv is not None:
+            self.keep_prompt_kv.append((prompt_key.transpose(1, 2).contiguous(), prompt_value.transpose(1, 2).contiguous()))
+        dtype, repeats = query_NHD.dtype, heads // kv_heads
+        outputs = [
+            self._sdpa(
+                take(query_NC, self.prompt_index_PS, heads), prompt_key, prompt_value, self._mask("prompt", window, dtype, repeats), scaling
+            ).reshape(-1, heads * size)
+        ]
+        if self.own_index_BT.numel():
+            own_key, own_value = take(key_NC, self.own_index_BT, kv_heads), take(value_NC, self.own_index_BT, kv_heads)
+            outputs.append(
+                self._sdpa(
+                    take(query_NC, self.own_index_BT, heads),
+                    torch.cat([share_rows(prompt_key, self.group_B), own_key], 1),
+                    torch.cat([share_rows(prompt_value, self.group_B), own_value], 1),
+                    self._mask("own", window, dtype, repeats),
+                    scaling,
+                ).reshape(-1, heads * size)
+            )
+        return torch.cat(outputs).index_select(0, self.unpack_N).view(-1, heads, size)
+
+    @staticmethod
+    def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+        merged = merge_heads(query, key.shape[2])
+        out = functional.scaled_dot_product_attention(merged, key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask, scale=scaling)
+        return split_heads(out, query.shape[1])
+
+    def _mask(self, kind: str, window: int | None, dtype: torch.dtype, repeats: int) -> Tensor:
+        """Additive mask (rows, 1, R * queries, keys), made once for all layers with the same window."""
+        name = (kind, window, dtype)
+        if name not in self._masks:
+            allowed = self._prompt_allowed(window) if kind == "prompt" else self._own_allowed(window)
+            mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
+            self._masks[name] = mask[:, None].repeat(1, 1, repeats, 1)
+        return self._masks[name]
+
+    def _prompt_allowed(self, window: int | None) -> Tensor:
+        at = torch.arange(self.prompt_index_PS.shape[1], device=self.prompt_index_PS.device)
+        distance = at[:, None] - at[None, :]
+        allowed = (distance >= 0) & (distance < (window or distance.numel() + 1))
+        return allowed[None].expand(self.prompt_index_PS.shape[0], -1, -1)
+
+    def _own_allowed(self, window: int | None) -> Tensor:
+        device = self.own_index_BT.device
+        width_T, width_S = self.own_index_BT.shape[1], self.prompt_index_PS.shape[1]
+        query_T = torch.arange(width_T, device=device)
+        prompt_S = torch.arange(width_S, device=device)
+        length_B = self.prompt_lengths_P[self.group_B]
+        limit = window or 2**62
+        own = (query_T[:, None] >= query_T[None, :]) & (query_T[:, None] - query_T[None, :] < limit)
+        to_prompt = (prompt_S < length_B[:, None, None]) & (length_B[:, None, None] + query_T[:, None] - prompt_S < limit)
+        return torch.cat([to_prompt, own.expand(len(length_B), -1, -1)], 2)

@@ -1,0 +1,88 @@
+"""The frozen distribution KL is measured against: a copy in the policy's compute storage, run by the same code.
+
+Same storage and same kernels make the KL of step 1 exactly 0. The copy is made from fp32 weights by the same rounding
+that makes the policy's bf16 module. Not here: adapters switched off as a reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from grpo_engine.models import check_folder
+from grpo_engine.network import Network, disable_dropout
+from grpo_engine.policy import Policy, load_module, weights_sha256
+
+
+@dataclass
+class Reference:
+    """See the module's head. `load_reference` makes one."""
+
+    network: Network
+    sha256: str
+    """Of the fp32 weights it was made from; equals `Policy.sha256` for the initial model. Changes with a sync."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers module."""
+        return self.network.module
+
+    @torch.no_grad()
+    def sync(self, policy: Policy, alpha: float) -> None:
+        """reference = alpha * policy + (1 - alpha) * reference, computed in fp32 from the policy's masters.
+
+        With bf16 storage the result is rounded once; alpha = 1 gives exactly the policy's module.
+        """
+        for name, parameter in self.model.named_parameters():
+            master = policy.masters[name]
+            mixed = master if alpha == 1.0 else master * alpha + parameter.to(master.dtype) * (1 - alpha)
+            parameter.copy_(mixed)
+        self.sha256 = weights_sha256(dict(self.model.named_parameters()))
+
+    def weights(self) -> dict[str, Tensor]:
+        """All weights in their storage dtype, detached but not copied; needed in checkpoints once a sync has happened."""
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+    @torch.no_grad()
+    def load_weights(self, weights: Mapping[str, Tensor], sha256: str) -> None:
+        """Restore weights saved from `weights()`. Raises ValueError when they belong to another model."""
+        own = dict(self.model.named_parameters())
+        if set(weights) != set(own) or any(weights[name].shape != own[name].shape for name in own):
+            raise ValueError("the saved reference does not belong to this model")
+        for name, parameter in own.items():
+            parameter.copy_(weights[name])
+        self.sha256 = sha256
+
+
+def load_reference(policy: Policy, folder: Path | None = None) -> Reference:
+    """Freeze a copy of the policy's present weights, or load the reference from a folder of safetensors.
+
+    Call it before restoring a resume state into the policy, so that the reference is the root of the lineage.
+    Raises ValueError when the folder's weights have other names or shapes than the policy's.
+    """
+    if folder is None:
+        module = deepcopy(policy.model)
+        weights = policy.weights()
+    else:
+        check_folder(folder)
+        module = load_module(folder)
+        weights = dict(module.named_parameters())
+        if {name: tuple(w.shape) for name, w in weights.items()} != {name: tuple(w.shape) for name, w in policy.masters.items()}:
+            raise ValueError(f"the reference in {folder.name} is another architecture than the policy")
+    sha256 = weights_sha256(weights)
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+        parameter.grad = None
+        parameter.data = parameter.data.to(policy.device.device, policy.device.compute_dtype)
+    module.to(policy.device.device)
+    if policy.network.is_branched and folder is not None:
+        module.set_attn_implementation(policy.model.config._attn_implementation)
+    disable_dropout(module)
+    module.train()
+    return Reference(Network(module, policy.network.is_branched, policy.network.why_not_branched), sha256)
