@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-FOREIGN_VARIABLES = frozenset({"GRPO_JOB_ID", "GRPO_EPOCH", "GRPO_BASE_URL"})
+FOREIGN_VARIABLES = frozenset({"GRPO_JOB_ID", "GRPO_EPOCH", "GRPO_SUPERVISOR", "GRPO_RUN_DIR", "GRPO_BASE_URL"})
 """Variables with our prefix that are not settings: marks on engine processes, and the client's server address."""
 
 
@@ -62,7 +62,7 @@ class Settings:
     cancel_grace_s: float = 8.0
     """From SIGTERM to SIGKILL when a job is cancelled."""
     drain_grace_s: float = 120.0
-    """From the graceful stop command to SIGTERM when a worker drains or a job is paused."""
+    """From the graceful stop command to SIGTERM when a worker drains. A pause has no limit: a step takes its time."""
     retry_backoff_s: float = 1.0
     """Delay before the second attempt after a crash; doubles with each crash, at most 300 s."""
     file_check_s: float = 5.0
@@ -148,6 +148,11 @@ class Settings:
                 continue
             env[f"GRPO_{field.name.upper()}"] = ",".join(value) if isinstance(value, tuple) else str(value)
         return env
+
+
+def bare_environment() -> dict[str, str]:
+    """This process's environment without our settings and URLs: what an engine may see, and what a child's settings are added to."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GRPO_") and name not in ("REDIS_URL", "DATABASE_URL")}
 
 
 def _parse(variable: str, text: str, hint: Any) -> Any:

