@@ -19,18 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grpo_engine.contract.job import Aggregation, LossConfig, LossType
-from grpo_engine.contract.kl import KlConfig
-
-AGGREGATION_OF: dict[LossType, Aggregation] = {
-    "grpo": "seq_mean_token_mean",
-    "dr_grpo": "constant",
-    "dapo": "token_mean",
-    "gspo": "seq_mean_token_mean",
-    "bnpo": "token_mean",
-    "cispo": "token_mean",
-}
-"""What each loss's paper does with its tokens; `loss.aggregation` overrides it."""
+from grpo_engine.contract.job import Aggregation, LossConfig
 
 
 @dataclass(frozen=True)
@@ -82,16 +71,6 @@ def _ratio(logprob_BT: Tensor, old_logprob_BT: Tensor, mask_BT: Tensor, *, is_se
         return log_ratio_BT.exp()
     mean_B = log_ratio_BT.detach().sum(-1) / mask_BT.sum(-1).clamp(min=1)
     return (mean_B[:, None] + logprob_BT - logprob_BT.detach()).exp()
-
-
-def loss_aggregation(cfg: LossConfig) -> Aggregation:
-    """The aggregation of the policy term: the configured one, else its paper's."""
-    return cfg.aggregation or AGGREGATION_OF[cfg.type]
-
-
-def kl_aggregation(kl: KlConfig, loss: LossConfig) -> Aggregation:
-    """The aggregation of the KL term, `match_loss` resolved."""
-    return loss_aggregation(loss) if kl.aggregation == "match_loss" else kl.aggregation
 
 
 @dataclass(frozen=True)

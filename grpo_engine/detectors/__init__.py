@@ -1,0 +1,1 @@
+"""The conditions a run is watched for, one pure function each. `grpo_engine.diagnostics` runs them."""
