@@ -52,6 +52,7 @@ jobs = Table(
     Column("spec", Text, nullable=False),
     Column("training_path", Text, comment="relative to the job directory"),
     Column("validation_path", Text),
+    Column("resume_from", Text, comment="checkpoint the current attempt continues from, relative to the job directory"),
     Column("status_reason", Text, nullable=False),
     Column("error_code", String(64)),
     Column("error_message", Text),

@@ -34,8 +34,10 @@ class Void:
 class AttemptBook(Book):
     """Attempts."""
 
-    def dispatch(self, job_id: str, *, from_epoch: int, resume_step: int | None, data: dict[str, Any]) -> JobRecord | None:
+    def dispatch(self, job_id: str, *, from_epoch: int, resume_step: int | None = None, resume_from: str | None = None) -> JobRecord | None:
         """Mint the next epoch of a queued job. None: it moved meanwhile.
+
+        `resume_from` is the checkpoint of `resume_step`, relative to the job directory; None starts at step 1.
 
         Without a checkpoint to resume from, settings that were changed before are asked for again: no engine knows them.
         """
@@ -47,7 +49,7 @@ class AttemptBook(Book):
             self._move(
                 connection, job, State.DISPATCHED, f"Attempt {job.epoch + 1} waits for a worker, {start}.",
                 wanted=Wanted.RUN, epoch=job.epoch + 1, dispatched_at=self.clock(), published_at=None, activity="",
-                ingested_epoch=job.epoch + 1, ingested_seq=0, data={"resume_step": resume_step, **data},
+                ingested_epoch=job.epoch + 1, ingested_seq=0, resume_from=resume_from, data={"resume_step": resume_step, "resume_from": resume_from},
             )  # fmt: skip
             if resume_step is None:
                 connection.execute(
@@ -100,6 +102,8 @@ class AttemptBook(Book):
             self._move(connection, job, to, ending.message)
         elif isinstance(ending, Lost):
             self._lose(connection, job, ending)
+        elif ending.reason == "worker_lost":
+            self._lose(connection, job, Lost(ending.message))
         elif ending.status == "stopped":
             self._stopped(connection, job, ending)
         elif ending.retryable:

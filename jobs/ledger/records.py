@@ -73,6 +73,8 @@ class JobRecord:
     training_path: str | None
     """Relative to the job directory."""
     validation_path: str | None
+    resume_from: str | None
+    """Checkpoint the current attempt continues from, relative to the job directory."""
     status_reason: str
     error: JobError | None
     num_steps: int
@@ -271,7 +273,7 @@ def job_record(row: sa.Row[Any]) -> JobRecord:
         id=row.id, project=row.project, created_at=row.created_at, updated_at=row.updated_at, started_at=row.started_at,
         finished_at=row.finished_at, state=State(row.state), wanted=Wanted(row.wanted), epoch=row.epoch, not_before=row.not_before,
         dispatched_at=row.dispatched_at, published_at=row.published_at, queue=row.queue, spec_json=row.spec,
-        training_path=row.training_path, validation_path=row.validation_path, status_reason=row.status_reason, error=error,
+        training_path=row.training_path, validation_path=row.validation_path, resume_from=row.resume_from, status_reason=row.status_reason, error=error,
         num_steps=row.num_steps, step=row.step, latest=json.loads(row.latest), activity=row.activity,
         ingested=(row.ingested_epoch, row.ingested_seq), crashes=row.crashes, worker_losses=row.worker_losses,
         preemptions=row.preemptions, stuck_attempts=row.stuck_attempts, stuck_step=row.stuck_step,

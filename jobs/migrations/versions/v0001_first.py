@@ -70,6 +70,12 @@ def upgrade() -> None:
         sa.Column("spec", sa.Text(), nullable=False),
         sa.Column("training_path", sa.Text(), nullable=True, comment="relative to the job directory"),
         sa.Column("validation_path", sa.Text(), nullable=True),
+        sa.Column(
+            "resume_from",
+            sa.Text(),
+            nullable=True,
+            comment="checkpoint the current attempt continues from, relative to the job directory",
+        ),
         sa.Column("status_reason", sa.Text(), nullable=False),
         sa.Column("error_code", sa.String(length=64), nullable=True),
         sa.Column("error_message", sa.Text(), nullable=True),
