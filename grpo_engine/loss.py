@@ -5,9 +5,10 @@ that micro-batches, padding and ranks cannot change the result. Leaves out KL (k
 
 rho = pi_theta / pi_old of a token. `grpo`, `dr_grpo`, `dapo`, `bnpo`: -min(rho A, clip(rho, 1-eps, 1+eps_high) A)
 (DeepSeekMath eq. 3); they differ in aggregation (dapo and bnpo share the token mean of the whole step: TRL's bnpo counts
-the tokens of each micro-batch instead, which makes the result depend on the memory limit). `gspo`: the ratio of the whole sequence, the geometric mean of its
-tokens' rho, with the gradient of each token on that token (GSPO-token, 2507.18071; equal to GSPO when all tokens of a
-completion share one advantage). `cispo`: -sg(clip(rho)) A log pi_theta, no token loses its gradient (2506.13585).
+the tokens of each micro-batch instead, which makes the result depend on the memory limit). `gspo`: the ratio of the whole
+sequence, the geometric mean of its tokens' rho, with the gradient of each token on that token (GSPO-token, 2507.18071;
+equal to GSPO when all tokens of a completion share one advantage). `cispo`: -sg(clip(rho)) A log pi_theta, no token loses
+its gradient (2506.13585).
 
 Shapes: B rows, T completion tokens.
 """
