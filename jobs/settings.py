@@ -171,9 +171,3 @@ def _parse(variable: str, text: str, hint: Any) -> Any:
     except (ValueError, KeyError):
         kind = {bool: "true or false", int: "a whole number", float: "a number"}[hint]
         raise SettingsError(f"{variable} is {text!r}; give {kind}") from None
-
-
-def bare_environment() -> dict[str, str]:
-    """The environment for an engine: this process's own, without any setting or secret of the server."""
-    hidden = {"DATABASE_URL", "REDIS_URL"}
-    return {name: value for name, value in os.environ.items() if name not in hidden and not name.startswith("GRPO_")}

@@ -49,7 +49,8 @@ class AttemptBook(Book):
             self._move(
                 connection, job, State.DISPATCHED, f"Attempt {job.epoch + 1} waits for a worker, {start}.",
                 wanted=Wanted.RUN, epoch=job.epoch + 1, dispatched_at=self.clock(), published_at=None, activity="",
-                ingested_epoch=job.epoch + 1, ingested_seq=0, resume_from=resume_from, data={"resume_step": resume_step, "resume_from": resume_from},
+                ingested_epoch=job.epoch + 1, ingested_seq=0,
+                resume_from=resume_from, data={"resume_step": resume_step, "resume_from": resume_from},
             )  # fmt: skip
             if resume_step is None:
                 connection.execute(
