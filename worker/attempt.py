@@ -1,0 +1,86 @@
+"""The attempt directory as the worker sees it: claim, what the engine is told, who runs it, how it ended.
+
+An attempt writes only here. The claim file decides who runs; `outcome.json` is the verdict the dispatcher settles by.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from grpo_engine.contract.command import Command, Dispatch
+from grpo_engine.contract.event import Outcome
+from jobs.artifacts import Artifacts, write_atomic
+from worker.processes import Identity, identify
+
+
+class Attempt:
+    """`attempts/<epoch>` of one job."""
+
+    def __init__(self, artifacts: Artifacts, job_id: str, epoch: int) -> None:
+        self._artifacts = artifacts
+        self.job_id = job_id
+        self.epoch = epoch
+        self.path = artifacts.attempt_dir(job_id, epoch)
+        self.events_path = artifacts.events_path(job_id, epoch)
+        self.log_path = artifacts.log_path(job_id, epoch)
+
+    def __str__(self) -> str:
+        return f"{self.job_id} attempt {self.epoch}"
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether somebody runs, ran or withdrew this attempt."""
+        return self._artifacts.claim_holder(self.job_id, self.epoch) is not None
+
+    def claim(self, worker_id: str) -> bool:
+        """Take the attempt for this process; False when somebody has it already."""
+        if not self._artifacts.claim(self.job_id, self.epoch, worker_id):
+            return False
+        self.write_run(engine=None)
+        return True
+
+    def write_run(self, engine: Identity | None) -> None:
+        """Note who supervises and which process is the engine, for the janitor."""
+        supervisor = identify(os.getpid())
+        assert supervisor is not None, "a process that runs has a start time"
+        content: dict[str, Any] = {"job_id": self.job_id, "epoch": self.epoch, "supervisor": supervisor.to_dict()}
+        if engine is not None:
+            content |= {**engine.to_dict(), "pgid": engine.pid}
+        write_atomic(self.path / "run.json", json.dumps(content).encode())
+
+    def supervisor(self) -> Identity | None:
+        """The process that watches or watched over the attempt; None when it is unknown."""
+        return Identity.from_dict(self._run().get("supervisor", {}))
+
+    def engine(self) -> Identity | None:
+        """The engine process; None when none was started."""
+        return Identity.from_dict(self._run())
+
+    def _run(self) -> dict[str, Any]:
+        try:
+            content = json.loads((self.path / "run.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def write_dispatch(self, dispatch: Dispatch) -> None:
+        """What the engine reads first."""
+        write_atomic(self.path / "dispatch.json", dispatch.model_dump_json().encode())
+
+    def append_command(self, command: Command) -> None:
+        """Hand one command to the engine; it looks at each step boundary."""
+        with (self.path / "commands.jsonl").open("a", encoding="utf-8") as file:
+            file.write(command.model_dump_json() + "\n")
+
+    def outcome(self) -> Outcome | None:
+        """The verdict; None while there is none."""
+        return self._artifacts.outcome(self.job_id, self.epoch)
+
+    def settle(self, outcome: Outcome) -> Outcome:
+        """Write the verdict unless there is one; returns the one that stands. The engine must have ended."""
+        self._artifacts.write_outcome(self.job_id, self.epoch, outcome)
+        standing = self.outcome()
+        assert standing is not None, "a verdict was written"
+        return standing

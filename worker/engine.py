@@ -1,0 +1,104 @@
+"""One engine process: started in a session of its own, watched, ended with everything it spawned."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from worker import launch
+from worker.attempt import Attempt
+from worker.processes import (
+    EPOCH_VARIABLE,
+    JOB_VARIABLE,
+    RUN_VARIABLE,
+    SUPERVISOR_VARIABLE,
+    Identity,
+    end_attempt,
+    identify,
+    signal_attempt,
+    start_time,
+)
+
+ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-m", "grpo_engine")
+OOM_SCORE_ADJ = 500
+LOG_LIMIT_BYTES = 16 * 2**20
+LOG_TAIL_BYTES = 4 * 2**20
+
+
+class Engine:
+    """The running engine of an attempt. Start it from the main thread: the parent-death signal follows the thread."""
+
+    def __init__(self, attempt: Attempt, environment: Mapping[str, str], command: Sequence[str] = ENGINE_COMMAND) -> None:
+        self.attempt = attempt
+        badge = {
+            JOB_VARIABLE: attempt.job_id,
+            EPOCH_VARIABLE: str(attempt.epoch),
+            RUN_VARIABLE: str(attempt.path),
+            SUPERVISOR_VARIABLE: f"{os.getpid()}:{start_time(os.getpid())}",
+        }
+        launcher = [sys.executable, "-I", "-S", launch.__file__, "--parent", str(os.getpid()), "--oom-score-adj", str(OOM_SCORE_ADJ), "--"]
+        with attempt.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*launcher, *command, str(attempt.path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**environment, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **badge},
+                start_new_session=True,
+                close_fds=True,
+            )
+        self.identity: Identity | None = identify(self._process.pid)
+        if self.identity is not None:
+            attempt.write_run(self.identity)
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait at most this long; True once the engine has ended."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def signal(self, signum: signal.Signals) -> None:
+        """Send a signal to the engine and to everything it spawned."""
+        if self._process.poll() is None:
+            self._process.send_signal(signum)
+        signal_attempt(self.attempt.job_id, self.attempt.epoch, signum)
+
+    def end(self, grace_s: float) -> None:
+        """No process of the attempt is left when this returns. SIGTERM first, SIGKILL after `grace_s`."""
+        if self._process.poll() is None:
+            self.signal(signal.SIGTERM)
+            if not self.wait(grace_s):
+                self.signal(signal.SIGKILL)
+                self._process.wait()
+        end_attempt(self.attempt.job_id, self.attempt.epoch, grace_s=min(grace_s, 1.0))
+
+    def cap_log(self) -> int:
+        """Keep engine.log bounded: beyond the limit its tail moves to engine.log.1. Returns the bytes dropped."""
+        return cap_log(self.attempt.log_path, LOG_LIMIT_BYTES, LOG_TAIL_BYTES)
+
+
+def cap_log(path: Path, limit_bytes: int, tail_bytes: int) -> int:
+    """Shorten a log that its writer holds open in append mode. Returns how many bytes were dropped for good."""
+    size = path.stat().st_size
+    if size <= limit_bytes:
+        return 0
+    with path.open("rb") as log:
+        log.seek(-tail_bytes, os.SEEK_END)
+        tail = log.read(tail_bytes)
+    path.with_name(path.name + ".1").write_bytes(tail)
+    os.truncate(path, 0)
+    dropped = size - len(tail)
+    with path.open("ab") as log:
+        log.write(f"[log shortened: {dropped} bytes dropped, the last {len(tail)} before this line are in {path.name}.1]\n".encode())
+    return dropped

@@ -1,0 +1,77 @@
+"""What the engine says: read from events.jsonl, checked, published in order, each exactly once per line.
+
+The file is the record; the stream is a copy for whoever watches live. What cannot be published waits here and is
+tried again. A line that breaks the numbering is reported and not published: one absurd sequence number would close the
+stream to everything after it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+from grpo_engine.contract.event import EngineEvent
+from jobs.artifacts import read_events
+from worker.attempt import Attempt
+from worker.verdict import Progress
+from worker.wire import Wire
+
+log = logging.getLogger(__name__)
+
+
+class Tail:
+    """Reads one attempt's events as they grow."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._offset = 0
+        self._last_seq = 0
+        self._pending: deque[EngineEvent] = deque()
+        self.progress = Progress()
+        self.answered: set[int] = set()
+        """Numbers of the commands the engine has applied or refused."""
+
+    def read(self) -> None:
+        """Take in what was appended since the last call."""
+        events, self._offset = read_events(self._attempt.events_path, self._offset)
+        for event in events:
+            if event.epoch != self._attempt.epoch or event.seq != self._last_seq + 1:
+                log.error(
+                    "%s: event %s is out of order after %s-%s and is not published",
+                    self._attempt,
+                    event.stream_id,
+                    self._attempt.epoch,
+                    self._last_seq,
+                )
+                continue
+            self._last_seq = event.seq
+            self._observe(event)
+            self._pending.append(event)
+
+    def publish(self, wire: Wire) -> bool:
+        """Send what waits; True when nothing is left."""
+        while self._pending:
+            if not wire.publish(self._pending[0]):
+                return False
+            self._pending.popleft()
+        return True
+
+    def _observe(self, event: EngineEvent) -> None:
+        last_step, resume = self.progress.last_step, self.progress.resume_checkpoint
+        match event.type, event.data:
+            case "step.completed", _ if event.step is not None:
+                last_step = event.step
+            case "run.rewound", {"to_step": int(step)}:
+                last_step = step
+            case "checkpoint.saved", {"kind": "resume", "name": str(name)}:
+                resume = name
+            case "control.applied" | "control.refused", {"command": int(number)}:
+                self.answered.add(number)
+        self.progress = Progress(last_step, resume)
+
+
+def progress_of(attempt: Attempt) -> Progress:
+    """How far an attempt came, from its file alone."""
+    tail = Tail(attempt)
+    tail.read()
+    return tail.progress

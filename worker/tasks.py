@@ -1,0 +1,153 @@
+"""The Celery task: claim an attempt, run it to its verdict.
+
+A message is a hint and may come twice, late or for nothing. What cannot be started here is left unclaimed, and the
+dispatcher publishes it again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from celery import Celery
+
+from grpo_engine.contract.command import Dispatch
+from grpo_engine.contract.event import Outcome
+from jobs.artifacts import Artifacts
+from jobs.live import Live
+from jobs.queue import RUN_ATTEMPT
+from jobs.settings import Settings, bare_environment
+from worker.attempt import Attempt
+from worker.drain import DRAIN
+from worker.engine import ENGINE_COMMAND
+from worker.supervisor import Supervisor, Timing
+from worker.tail import progress_of
+from worker.verdict import Progress, stopped, supervision_failed
+from worker.wire import Wire
+
+log = logging.getLogger(__name__)
+
+
+class NotStarted(Exception):
+    """The attempt cannot be started here and stays unclaimed, so that it is published again."""
+
+
+def register(app: Celery, settings: Settings, worker_id: str, engine_command: Sequence[str] = ENGINE_COMMAND) -> None:
+    """Put the task on the application of a worker process."""
+
+    def run_attempt(job_id: str, epoch: int) -> None:
+        live = Live.connect(settings)
+        try:
+            carry_out(job_id, epoch, live, settings, worker_id, engine_command)
+        finally:
+            live.close()
+
+    app.task(name=RUN_ATTEMPT, ignore_result=True)(run_attempt)
+
+
+def carry_out(
+    job_id: str, epoch: int, live: Live, settings: Settings, worker_id: str, engine_command: Sequence[str] = ENGINE_COMMAND
+) -> Outcome | None:
+    """Claim and run one attempt; None when it is not this worker's to run. Raises NotStarted when it cannot run here yet."""
+    artifacts = Artifacts(settings.data_dir)
+    attempt = Attempt(artifacts, job_id, epoch)
+    if attempt.is_claimed:
+        log.warning("duplicate_delivery: %s is claimed already; message dropped", attempt)
+        return None
+    wanted = live.get_wanted(job_id)
+    if wanted is not None and wanted.epoch > epoch:
+        log.warning("%s is superseded by attempt %s; message dropped", attempt, wanted.epoch)
+        return None
+    dispatch = read_dispatch(attempt, live, artifacts, settings)
+    if not attempt.claim(worker_id):
+        log.warning("duplicate_delivery: %s was claimed at the same moment; message dropped", attempt)
+        return None
+    wire = Wire(live, job_id, epoch, worker_id)
+    wire.renew_lease()
+    try:
+        early = _stop_before_start("run" if wanted is None else wanted.wanted)
+        if early is not None:
+            return attempt.settle(early)
+        attempt.write_dispatch(dispatch)
+        with _sigterm_drains():
+            return Supervisor(attempt, wire, _timing(settings), DRAIN, environment=bare_environment(), command=engine_command).run()
+    except BaseException as error:
+        if attempt.outcome() is None:
+            attempt.settle(supervision_failed(error, progress_of(attempt)))
+        raise
+    finally:
+        wire.release_lease()
+
+
+def read_dispatch(attempt: Attempt, live: Live, artifacts: Artifacts, settings: Settings) -> Dispatch:
+    """What the dispatcher left in Redis, with absolute paths. Raises NotStarted or ValidationError."""
+    text = live.get_dispatch(attempt.job_id, attempt.epoch)
+    if text is None:
+        raise NotStarted(f"Redis holds no dispatch of {attempt}; the dispatcher will put it back and publish again")
+    job_dir = artifacts.job_dir(attempt.job_id)
+    if not job_dir.is_dir():
+        raise NotStarted(f"{job_dir} does not exist on this host; workers need the server's data directory (GRPO_DATA_DIR)")
+    note = json.loads(text)
+    paths = {
+        name: str(_inside(job_dir, note[name], artifacts.jobs_dir))
+        for name in ("training_file", "validation_file", "resume_from", "reference_from")
+        if note.get(name) is not None
+    }
+    model_dir = None if settings.model_dir is None else str(settings.model_dir)
+    place = {"job_id": attempt.job_id, "epoch": attempt.epoch, "cache_dir": str(artifacts.cache_dir), "model_dir": model_dir}
+    return Dispatch.model_validate_json(json.dumps({**note, **paths, **place}))
+
+
+def _inside(job_dir: Path, relative: str, jobs_dir: Path) -> Path:
+    path = (job_dir / relative).resolve()
+    if not path.is_relative_to(jobs_dir.resolve()):
+        raise NotStarted(f"the dispatch names {relative!r}, which is outside the job directories")
+    return path
+
+
+def _stop_before_start(wanted: str) -> Outcome | None:
+    """The verdict on an attempt that somebody stopped before its engine began."""
+    if wanted == "cancel":
+        return stopped("cancel", "cancelled before the engine was started", Progress(), retryable=False)
+    if wanted == "pause":
+        return stopped("pause", "paused before the engine was started", Progress(), retryable=True)
+    if wanted == "requeue" or DRAIN.is_set():
+        return stopped("drain", "the worker left before the engine was started", Progress(), retryable=True)
+    return None
+
+
+def _timing(settings: Settings) -> Timing:
+    return Timing(
+        poll_s=settings.poll_s,
+        heartbeat_s=settings.heartbeat_s,
+        cancel_grace_s=settings.cancel_grace_s,
+        drain_grace_s=settings.drain_grace_s,
+    )
+
+
+@contextmanager
+def _sigterm_drains() -> Iterator[None]:
+    """While an engine runs, the first SIGTERM to this process means drain, the second ends it (and the engine) now."""
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        if DRAIN.is_set_here:
+            raise SystemExit(128 + signum)
+        DRAIN.set_here()
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def default_worker_id() -> str:
+    """Host name and process id."""
+    return f"{socket.gethostname()}-{os.getpid()}"
