@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,10 @@ from grpo_engine.outcome import ConfigError
 from grpo_engine.policy import Policy, load_policy
 from grpo_engine.reference import Reference, load_reference
 from grpo_engine.rows import RowReport, read_rows
+
+DEFAULT_CACHE = "~/.cache/grpo"
+PROGRESS_EVERY_S = 1.0
+"""Provisioning events come at most this often."""
 
 
 @contextmanager
@@ -82,16 +87,23 @@ def _training_file(run_dir: Path, dispatch: Dispatch) -> Path:
 
 
 def _load_policy(dispatch: Dispatch, device: Device, log: EventLog) -> Policy:
-    def on_progress(message: str, done: int, total: int | None) -> None:
-        log.emit("model.provisioning", message, data={"bytes": done, "total_bytes": total})
+    shown_at = 0.0
 
-    return load_policy(
+    def on_progress(done: int, total: int | None, what: str) -> None:
+        nonlocal shown_at
+        if total is None or done >= total or time.monotonic() - shown_at >= PROGRESS_EVERY_S:
+            shown_at = time.monotonic()
+            log.emit("model.provisioning", f"{what}: {done:,} bytes of {total or 'unknown'}", data={"bytes": done, "total_bytes": total})
+
+    policy = load_policy(
         dispatch.spec.model,
         device,
-        cache_dir=Path(dispatch.cache_dir) if dispatch.cache_dir else None,
-        model_dir=Path(dispatch.model_dir) if dispatch.model_dir else None,
-        on_progress=on_progress,
+        Path(dispatch.cache_dir) if dispatch.cache_dir else Path(DEFAULT_CACHE).expanduser(),
+        Path(dispatch.model_dir) if dispatch.model_dir else None,
+        on_progress,
     )
+    policy.set_activation_checkpointing(dispatch.spec.method.grpo.resources.activation_checkpointing)
+    return policy
 
 
 def _load_reference(dispatch: Dispatch, run_dir: Path, policy: Policy) -> Reference | None:
@@ -135,7 +147,7 @@ def _learner(
         grader=grader,
         optimizer=Optimizer(policy.masters, grpo.optimizer),
         rule=rule,
-        detectors=Detectors(grpo.diagnostics),
+        detectors=Detectors(grpo),
         inbox=CommandInbox(run_dir / COMMANDS_FILE),
         base_learning_rate=grpo.optimizer.learning_rate,
         reference_sha256=reference_sha256,
@@ -144,7 +156,7 @@ def _learner(
 
 def _announce_model(log: EventLog, learner: Learner) -> None:
     policy = learner.policy
-    parameters = sum(master.numel() for master in policy.masters.values())
+    parameters = policy.num_parameters
     data = {
         "parameters": parameters,
         "context_length": policy.context_length,

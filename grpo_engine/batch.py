@@ -75,6 +75,16 @@ class Rollout:
         """Rewards in float64, one row a group."""
         return torch.tensor([[c.reward for c in group.completions] for group in self.groups], dtype=torch.float64)
 
+    def is_truncated_PG(self) -> Tensor:
+        """True where a completion hit the token limit."""
+        return torch.tensor([[c.is_truncated for c in group.completions] for group in self.groups])
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens (once a group) and completion tokens."""
+        prompts = sum(len(group.prompt.token_ids) for group in self.groups)
+        return prompts + sum(len(completion.token_ids) for _, completion in self.rows)
+
 
 def pad_rows(rows: list[list[float]], value: float) -> Tensor:
     """Right-pad lists of floats into one float32 tensor."""

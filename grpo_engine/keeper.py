@@ -123,5 +123,4 @@ class Keeper:
         return about
 
     def _first_estimate(self, kind: Kind) -> int:
-        numbers = sum(master.numel() for master in self._learner.policy.masters.values())
-        return numbers * (12 if kind == "resume" else 2)
+        return self._learner.policy.num_parameters * 4 * (3 if kind == "resume" else 1)

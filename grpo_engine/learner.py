@@ -16,6 +16,7 @@ from grpo_engine.contract.job import GrpoConfig
 from grpo_engine.dataset import Dataset
 from grpo_engine.diagnostics import Detectors
 from grpo_engine.grader import GraderPool
+from grpo_engine.logprob import disable_branching
 from grpo_engine.optimizer import Optimizer, learning_rate_at
 from grpo_engine.outcome import ReferenceMismatch
 from grpo_engine.policy import Policy
@@ -46,6 +47,8 @@ class Learner:
     reference_sha256: str | None = None
     """Of the reference as the run began with it."""
     num_reference_syncs: int = 0
+    shortcut_problem: str | None = None
+    """Why the fast forward was switched off in step 1; kept, because an exact continuation must compute the same way."""
     readings: dict[str, float] = field(default_factory=dict)
     """Metrics of the last completed step."""
 
@@ -58,11 +61,17 @@ class Learner:
         """Learning rate of a step."""
         return learning_rate_at(step, self.base_learning_rate, self.grpo.optimizer, self.num_steps)
 
+    def disable_branching(self, reason: str) -> None:
+        """Send policy and reference through the plain forward from now on."""
+        networks = [self.policy.network] if self.reference is None else [self.policy.network, self.reference.network]
+        disable_branching(reason, *networks)
+        self.shortcut_problem = reason
+
     def capture(self, elapsed_s: float) -> ResumeState:
         """Everything an exact continuation needs."""
         return ResumeState(
             step=self.step,
-            weights=dict(self.policy.masters),
+            weights=self.policy.weights(),
             optimizer=self.optimizer.state(),
             reference=self.reference.weights() if self.reference is not None and self.num_reference_syncs else {},
             state={
@@ -74,6 +83,8 @@ class Learner:
                 "commands": [record.to_json() for record in self.inbox.applied],
                 "reference_sha256": self.reference_sha256,
                 "num_reference_syncs": self.num_reference_syncs,
+                "synced_reference_sha256": self.reference.sha256 if self.reference is not None else None,
+                "shortcut_problem": self.shortcut_problem,
                 "readings": self.readings,
                 "elapsed_s": elapsed_s,
             },
@@ -89,13 +100,12 @@ class Learner:
                 "the base model has changed; restore the model it began with, or start a new job",
                 param="model",
             )
-        with torch.no_grad():
-            for name, master in self.policy.masters.items():
-                master.copy_(resume.weights[name])
-        self.policy.refresh()
+        self.policy.load_weights(resume.weights)
         self.optimizer.load(resume.optimizer)
         if self.reference is not None and resume.reference:
-            self.reference.load(resume.reference)
+            self.reference.load_weights(resume.reference, state["synced_reference_sha256"])
+        if state["shortcut_problem"] is not None:
+            self.disable_branching(state["shortcut_problem"])
         self.rule.load(state["beta"])
         self.dataset.seek(state["cursor"])
         self.detectors.load(state["detectors"])

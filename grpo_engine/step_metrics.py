@@ -28,16 +28,28 @@ SAMPLED_ESTIMATORS = tuple(name for name in KL_ESTIMATORS if name != "exact")
 
 @dataclass
 class StepTensors:
-    """Per-token quantities of the whole step, taken from one forward of the update. Zero where masked."""
+    """Per-token quantities of the whole step, float64, filled micro-batch by micro-batch. Zero where masked."""
 
     mask_BT: Tensor
-    logprob_BT: Tensor
-    entropy_BT: Tensor
-    old_logprob_BT: Tensor
     sampler_logprob_BT: Tensor
+    logprob_BT: Tensor
+    """Of the latest forward."""
+    old_logprob_BT: Tensor
+    """Of the first update's forward."""
+    entropy_BT: Tensor
+    ratio_BT: Tensor
+    clipped_low_BT: Tensor
+    clipped_high_BT: Tensor
+    kl_clipped_BT: Tensor
     ref_logprob_BT: Tensor | None = None
     exact_kl_BT: Tensor | None = None
-    """Full-vocabulary KL to the reference, when it was asked for."""
+    """Full-vocabulary KL to the reference in the job's direction, when it is computed."""
+
+    @classmethod
+    def create(cls, mask_BT: Tensor, sampler_logprob_BT: Tensor) -> StepTensors:
+        """Empty tensors of the step's shape."""
+        empty = [torch.zeros_like(mask_BT) for _ in range(7)]
+        return cls(mask_BT, sampler_logprob_BT, *empty)
 
 
 def kl_pair_metrics(
@@ -57,13 +69,12 @@ def kl_pair_metrics(
 
 
 def kl_metrics(tensors: StepTensors, direction: Direction) -> Metrics:
-    """KL of the policy to the reference (in the job's direction), to the old policy and to the sampler (both policy-first)."""
+    """KL of the policy to the sampler (policy first) and to the reference (in the job's direction), from the first forward."""
     mask_BT, logprob_BT = tensors.mask_BT, tensors.logprob_BT
-    metrics = kl_pair_metrics("old", logprob_BT, tensors.old_logprob_BT, mask_BT, "policy_ref")
-    metrics |= kl_pair_metrics("sampler", logprob_BT, tensors.sampler_logprob_BT, mask_BT, "policy_ref")
-    if tensors.ref_logprob_BT is not None:
-        metrics |= kl_pair_metrics("ref", logprob_BT, tensors.ref_logprob_BT, mask_BT, direction, tensors.exact_kl_BT)
-    return metrics
+    metrics = kl_pair_metrics("sampler", logprob_BT, tensors.sampler_logprob_BT, mask_BT, "policy_ref")
+    if tensors.ref_logprob_BT is None:
+        return metrics
+    return metrics | kl_pair_metrics("ref", logprob_BT, tensors.ref_logprob_BT, mask_BT, direction, tensors.exact_kl_BT)
 
 
 def rollout_metrics(rollout: Rollout) -> Metrics:

@@ -18,8 +18,6 @@ from grpo_engine.learner import Learner
 from grpo_engine.outcome import CheckpointFailed, GraderBroken, NonFinite, ReferenceMismatch
 from grpo_engine.step import StepResult, train_step
 
-GATE_NATS = 1e-4
-"""At step 1 policy and reference are the same weights in the same mode; a KL beyond this means they are not."""
 MAX_UNGRADED_STEPS = 3
 """Consecutive steps in which no completion could be graded before the run gives up."""
 
@@ -75,6 +73,9 @@ def report(learner: Learner, log: EventLog, result: StepResult) -> None:
         for name, value in (("reward", metrics.get("reward/mean")), ("kl/ref", kl), ("beta", beta))
         if value is not None
     )
+    if result.shortcut_problem is not None:
+        message = f"prompts are computed once per completion: {result.shortcut_problem}"
+        log.emit("shortcut.disabled", message, step=step, level="warn", data={"reason": result.shortcut_problem})
     log.emit("step.completed", message, step=step, data={"metrics": metrics, "beta": learner.rule.state()})
     if result.quarantine is not None:
         log.emit("step.quarantined", f"step {step}: {result.quarantine}; weights and beta hold", step=step, level="error",
@@ -90,16 +91,16 @@ def report(learner: Learner, log: EventLog, result: StepResult) -> None:
             "grader.failed", f"{count} completions could not be graded: {result.grader_errors[0]}", step=step, level="error", data=data
         )
     for signal in learner.detectors.observe(step, metrics):
-        kind = "detector.fired" if signal.kind == "fired" else "detector.cleared"
-        data = {"detector": signal.detector, "reading": signal.reading, "threshold": signal.threshold}
-        log.emit(kind, signal.message, step=step, level="warn" if signal.kind == "fired" else "info", data=data)
+        data = {"detector": signal.detector, "since": signal.since, "reading": signal.reading, "threshold": signal.threshold}
+        log.emit(f"detector.{signal.kind}", signal.message, step=step, level=signal.level, data=data)
 
 
 def _gate(learner: Learner, result: StepResult) -> None:
     """Step 1 begins with the reference's own weights, so its KL must read 0; anything else makes every later number wrong."""
+    gate = learner.grpo.diagnostics.ref_mismatch
     kl = result.metrics.get("kl/ref/k3/mean")
     is_first = result.step == 1 and learner.reference_sha256 == learner.policy.sha256
-    if is_first and kl is not None and math.isfinite(kl) and kl > GATE_NATS:
+    if gate.enabled and is_first and kl is not None and math.isfinite(kl) and kl > gate.kl:
         raise ReferenceMismatch(
             f"kl/ref at step 1 is {kl:.3g} nats per token where policy and reference are the same weights; they do not compute alike",
             param="method.grpo.reference",

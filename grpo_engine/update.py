@@ -1,0 +1,212 @@
+"""The updates of one step: masks and denominators once, then forward, loss and backward in micro-batches.
+
+Every denominator covers the whole step, so that the sum over micro-batches is the whole-batch gradient however the step
+is cut. Left out: several ranks.
+
+Shapes as in batch.py: P prompts, G completions of each, B = P * G rows, T completion tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpo_engine.advantage import Advantages
+from grpo_engine.batch import Rollout
+from grpo_engine.contract.aggregation import kl_aggregation, loss_aggregation
+from grpo_engine.contract.kl import Direction
+from grpo_engine.kl import ExactKl, KlTokens, kl_loss_tokens, kl_penalty
+from grpo_engine.learner import Learner
+from grpo_engine.logprob import MicroBatch, TokenStats, rollout_stats, split_rows, token_stats
+from grpo_engine.loss import Normaliser, PolicyTokens, aggregate, policy_loss_tokens
+from grpo_engine.step_metrics import Metrics, StepTensors, kl_metrics, kl_pair_metrics, masked_mean
+from grpo_engine.vocabulary import ReferenceStates
+
+
+@dataclass
+class Update:
+    """Inputs of the step's updates, fixed for the whole step, and the tensors they fill."""
+
+    batches: list[MicroBatch]
+    tensors: StepTensors
+    advantage: Tensor
+    """(B), or (B, T) with a KL penalty inside."""
+    policy_mask_BT: Tensor
+    kl_mask_BT: Tensor
+    policy_normaliser: Normaliser
+    kl_normaliser: Normaliser
+    beta: float
+    reference_states: list[ReferenceStates] | None = None
+    """The reference's final hidden states by micro-batch, for exact KL."""
+    policy_sum: float = 0.0
+    """Of the update now running: the policy term, ..."""
+    kl_sum: float = 0.0
+    """... the KL term before beta, ..."""
+    total_sum: float = 0.0
+    """... and what is differentiated."""
+
+
+def prepare_update(learner: Learner, rollout: Rollout, advantages: Advantages, beta: float) -> Update:
+    """Reference log-probabilities, masks and denominators of the step.
+
+    With the KL penalty in the reward or advantage, one more forward of the policy gives the old log-probabilities the
+    penalty is made of; otherwise they come from the first update's own forward.
+    """
+    grpo, policy = learner.grpo, learner.policy
+    temperature, limit = grpo.sampling.temperature, grpo.sampling.max_completion_tokens
+    device = policy.network.device
+    batches = split_rows(rollout.rows, grpo.resources.micro_batch_tokens, policy.network.is_branched)
+    mask_BT = rollout.completion_mask_BT(device).double()
+    tensors = StepTensors.create(mask_BT, rollout.sampler_logprob_BT(device).double())
+    policy_mask_BT = mask_BT * advantages.policy_keep_PG.reshape(-1, 1).to(mask_BT)
+    kl_mask_BT = mask_BT * advantages.kl_keep_PG.reshape(-1, 1).to(mask_BT)
+    update = Update(
+        batches=batches,
+        tensors=tensors,
+        advantage=advantages.advantage_PG.flatten().to(device),
+        policy_mask_BT=policy_mask_BT,
+        kl_mask_BT=kl_mask_BT,
+        policy_normaliser=Normaliser.create(policy_mask_BT, loss_aggregation(grpo.loss), limit),
+        kl_normaliser=Normaliser.create(kl_mask_BT, kl_aggregation(grpo.kl, grpo.loss), limit),
+        beta=beta,
+    )
+    if learner.reference is None:
+        return update
+    is_exact = grpo.kl.estimator == "exact"
+    network = learner.reference.network
+    reference, states = rollout_stats(network, batches, temperature=temperature, pad_id=policy.pad_id, keep_states=is_exact)
+    tensors.ref_logprob_BT = reference.logprob_BT.double()
+    if is_exact:
+        update.reference_states, tensors.exact_kl_BT = states, torch.zeros_like(mask_BT)
+    if grpo.kl.placement != "loss":
+        old, _ = rollout_stats(policy.network, batches, temperature=temperature, pad_id=policy.pad_id)
+        penalty = kl_penalty(old.logprob_BT, tensors.ref_logprob_BT, kl_mask_BT, grpo.kl)
+        update.advantage = update.advantage[:, None] - beta * penalty.penalty_BT
+        tensors.kl_clipped_BT = penalty.clipped_BT.double()
+    return update
+
+
+def optimize(learner: Learner, update: Update, learning_rate: float, metrics: Metrics) -> str | None:
+    """All updates of the step, into the weights. Fills `metrics`.
+
+    Returns None, or why an update was not applied: then its gradients are gone and the weights are those before it.
+    """
+    for iteration in range(learner.grpo.loss.num_iterations):
+        learner.optimizer.zero_grad()
+        update.policy_sum = update.kl_sum = update.total_sum = 0.0
+        for number in range(len(update.batches)):
+            forward_backward(learner, update, number, is_first=iteration == 0)
+        grad_norm = learner.optimizer.grad_norm()
+        if iteration == 0:
+            metrics |= _first_metrics(learner, update)
+            metrics["grad_norm/total"] = grad_norm
+        metrics |= _ratio_metrics(update)
+        if not (math.isfinite(update.total_sum) and math.isfinite(grad_norm)):
+            learner.optimizer.zero_grad()
+            what = "the gradient" if math.isfinite(update.total_sum) else "the loss"
+            return f"{what} of update {iteration + 1} is not finite"
+        learner.optimizer.step(learning_rate, grad_norm)
+        learner.policy.refresh()
+    learner.optimizer.zero_grad()
+    return None
+
+
+def forward_backward(learner: Learner, update: Update, number: int, *, is_first: bool) -> None:
+    """One micro-batch: its share of the step's loss, differentiated into the masters' gradients."""
+    grpo, tensors = learner.grpo, update.tensors
+    batch = update.batches[number]
+    rows = torch.tensor(batch.index, device=tensors.mask_BT.device)
+    stats = token_stats(
+        learner.policy.network,
+        batch,
+        temperature=grpo.sampling.temperature,
+        pad_id=learner.policy.pad_id,
+        width=tensors.mask_BT.shape[1],
+        reference=None if update.reference_states is None else update.reference_states[number],
+    )
+    tensors.logprob_BT[rows] = stats.logprob_BT.detach().double()
+    if is_first:
+        tensors.old_logprob_BT[rows] = tensors.logprob_BT[rows]
+        tensors.entropy_BT[rows] = stats.entropy_BT.detach().double()
+    policy = policy_loss_tokens(
+        stats.logprob_BT, tensors.old_logprob_BT[rows], update.advantage[rows], update.policy_mask_BT[rows], grpo.loss
+    )
+    _keep_policy(tensors, rows, policy)
+    loss = aggregate(policy.loss_BT, update.policy_mask_BT[rows], update.policy_normaliser)
+    update.policy_sum += float(loss.detach())
+    if tensors.ref_logprob_BT is not None and grpo.kl.placement == "loss":
+        kl = _kl_tokens(learner, update, rows, stats, is_first=is_first)
+        kl_term = aggregate(kl.surrogate_BT, update.kl_mask_BT[rows], update.kl_normaliser)
+        update.kl_sum += float(kl_term.detach())
+        if update.beta > 0:
+            loss = loss + update.beta * kl_term
+    update.total_sum += float(loss.detach())
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _kl_tokens(learner: Learner, update: Update, rows: Tensor, stats: TokenStats, *, is_first: bool) -> KlTokens:
+    tensors, cfg = update.tensors, learner.grpo.kl
+    assert tensors.ref_logprob_BT is not None
+    exact_BT = _exact(stats, cfg.direction)
+    if exact_BT is not None and tensors.exact_kl_BT is not None and is_first:
+        tensors.exact_kl_BT[rows] = exact_BT.detach().double()
+    kl = kl_loss_tokens(
+        stats.logprob_BT,
+        tensors.ref_logprob_BT[rows],
+        tensors.old_logprob_BT[rows],
+        tensors.sampler_logprob_BT[rows],
+        update.kl_mask_BT[rows],
+        cfg,
+        None if exact_BT is None else ExactKl(exact_BT),
+    )
+    if is_first:
+        tensors.kl_clipped_BT[rows] = kl.clipped_BT.double()
+    return kl
+
+
+def _exact(stats: TokenStats, direction: Direction) -> Tensor | None:
+    if stats.exact_policy_ref_BT is None or stats.exact_ref_policy_BT is None:
+        return None
+    match direction:
+        case "policy_ref":
+            return stats.exact_policy_ref_BT
+        case "ref_policy":
+            return stats.exact_ref_policy_BT
+        case "jeffreys":
+            return stats.exact_policy_ref_BT + stats.exact_ref_policy_BT
+
+
+def _keep_policy(tensors: StepTensors, rows: Tensor, policy: PolicyTokens) -> None:
+    tensors.ratio_BT[rows] = policy.ratio_BT.double()
+    tensors.clipped_low_BT[rows] = policy.clipped_low_BT.double()
+    tensors.clipped_high_BT[rows] = policy.clipped_high_BT.double()
+
+
+def _first_metrics(learner: Learner, update: Update) -> Metrics:
+    """Loss, entropy and KL as they stood before the first update. loss/total = loss/policy + beta/applied * kl/loss_term."""
+    tensors = update.tensors
+    metrics = {
+        "loss/policy": update.policy_sum,
+        "loss/total": update.total_sum,
+        "policy/entropy": masked_mean(tensors.entropy_BT, tensors.mask_BT),
+        **kl_metrics(tensors, learner.grpo.kl.direction),
+    }
+    if tensors.ref_logprob_BT is not None:
+        metrics["kl/loss_term"] = update.kl_sum
+        metrics["loss/kl"] = update.beta * update.kl_sum
+        metrics["kl/clip_frac"] = masked_mean(tensors.kl_clipped_BT, update.kl_mask_BT)
+    return metrics
+
+
+def _ratio_metrics(update: Update) -> Metrics:
+    """How far the policy of this update has moved from the one that opened the step; the last update's numbers stay."""
+    tensors, mask_BT = update.tensors, update.policy_mask_BT
+    return {
+        "policy/ratio_mean": masked_mean(tensors.ratio_BT, mask_BT),
+        "policy/clip_frac_low": masked_mean(tensors.clipped_low_BT, mask_BT),
+        "policy/clip_frac_high": masked_mean(tensors.clipped_high_BT, mask_BT),
+        **kl_pair_metrics("old", tensors.logprob_BT, tensors.old_logprob_BT, tensors.mask_BT, "policy_ref"),
+    }
