@@ -1,0 +1,98 @@
+"""A grader process: reads one JSON request a line, answers one JSON line, ends when its parent does.
+
+Torch-free. Whatever graders print goes to standard error, so it cannot disturb the answers. The parent kills the process when
+a sample passes its deadline; memory is capped here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from pydantic import TypeAdapter
+
+from grpo_engine.contract.error import GrpoError
+from grpo_engine.contract.grader import Grader
+from grpo_engine.grader.compiled import compile_grader
+from grpo_engine.grader.sample import GraderFault, Sample, Score, View
+from grpo_engine.grader.wire import encode, score_to_wire
+
+MEMORY_LIMIT_BYTES = 4 * 2**30
+_PR_SET_PDEATHSIG = 1
+Compiled = Callable[[View], Score]
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    answers = _private_stdout()
+    _die_with_parent()
+    _limit_memory()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
+    graders: dict[str, Compiled] = {}
+    _answer(answers, {"ready": True})
+    while True:
+        _answer(answers, _serve(json.loads(requests.get()), graders))
+
+
+def _serve(request: dict[str, Any], graders: dict[str, Compiled]) -> dict[str, Any]:
+    if "config" in request:
+        graders[request["grader"]] = _compile(request["config"])
+        return {"compiled": request["grader"]}
+    sample = Sample(request["item"], request["output_text"], request["extras"])
+    return score_to_wire(graders[request["grader"]](View(sample)))
+
+
+def _compile(config: str) -> Compiled:
+    adapter: TypeAdapter[Grader] = TypeAdapter(Grader)
+    try:
+        return compile_grader(adapter.validate_json(config))
+    except (GrpoError, GraderFault) as error:
+        failed = Score(float("nan"), error=str(error), kind="raised")
+        return lambda view: failed
+
+
+def _read_requests(requests: queue.SimpleQueue[bytes]) -> None:
+    """Pass lines on; the end of input ends the process at once, whatever the main thread is doing."""
+    for line in sys.stdin.buffer:
+        requests.put(line)
+    os._exit(0)
+
+
+def _private_stdout() -> BinaryIO:
+    """The answers' stream; descriptor 1 becomes standard error."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    return answers
+
+
+def _answer(answers: BinaryIO, message: dict[str, Any]) -> None:
+    data = memoryview(encode(message))
+    while data:
+        data = data[answers.write(data) :]
+
+
+def _die_with_parent() -> None:
+    """On Linux the kernel kills this process with its parent, even while it computes without letting other threads run."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _limit_memory() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+r"""Where the answer stands in a completion.
+
+The order of `auto`, after the reasoning block is cut off: the last `<answer>` tag narrows the text; then the last complete
+`\boxed{}`; the last `#### ` line; the last "answer is" or "answer:"; the whole text when it is nothing but a value; the last
+formula or number; a short text as it stands. A box that is never closed, with no complete one before it, is no answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+
+from grpo_engine.grader.mathematics.canonical import canonical, clean_markdown
+from grpo_engine.grader.mathematics.value import is_value
+from grpo_engine.rows.boxed import has_box, last_boxed
+
+_REASONING = ("think", "thinking", "reasoning")
+_HASH = re.compile(r"####[ \t]*(\S[^\n]*)")
+_PHRASE = re.compile(
+    r"\b(?:final[ \t]+(?:answer|result)|answer|result)\b[ \t]*(?:is|are|equals|was|=|:)+[ \t]*:?(?P<rest>[^\n]*)(?:\n\s*(?P<next>[^\n]+))?"
+    r"|\bfinal[ \t]+answer[ \t]*\n\s*(?P<below>[^\n]+)",
+    re.IGNORECASE,
+)
+_SPAN = re.compile(r"\$\$(?P<a>[^$]+)\$\$|\$(?!\s)(?P<b>[^$\n]*[^$\n\s])\$(?!\d)|\\\((?P<c>[^\n]*?)\\\)|\\\[(?P<d>.*?)\\\]", re.DOTALL)
+NUMBER = re.compile(
+    r"(?P<sign>(?<![\w)\]}.,%])[-+])?(?P<currency>\\?\$|[€£¥])?(?P<inner>(?<=[$€£¥])-)?(?<![\w.^_])(?<!\d,)"
+    r"(?P<body>\d{1,3}(?:,\d{3})+(?![\d,]*\d)(?:\.\d+)?|\d+(?:\.\d+)?(?:[eE][-+]?\d{1,4}(?!\w))?|\.\d+)(?P<over>\s?/\s?\d+)?(?P<percent>\s?\\?%)?"
+)
+_LETTER = re.compile(r"\s*(?:\(([A-Z])\)|([A-Z])[.):](?:\s|$)|([A-Z])$)")
+_PROSE_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp|frac)\b)[A-Za-z]{2,}(?![A-Za-z])")
+_SENTENCE_END = re.compile(r"[.!?;](?:\s|$)|[,;]?\s(?:because|since|so|as|where|which)\s")
+_JOINED = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*")
+_MAX_SHORT = 64
+
+
+@dataclass(frozen=True)
+class Found:
+    """An answer and how it was found."""
+
+    text: str
+    how: str
+
+
+def extract(text: str, how: str) -> Found | None:
+    """The answer of a completion, or None when it has none."""
+    if how == "none":
+        return Found(text, how)
+    visible = clean_markdown(after_reasoning(text))
+    if how.startswith("xml:"):
+        inside = _last_tag(visible, how.removeprefix("xml:"))
+        return None if inside is None else _inside_tag(inside, how)
+    if how == "boxed":
+        return _found(last_boxed(visible), how)
+    if how == "hash":
+        return _found(_last_hash(visible), how)
+    if how == "last_number":
+        return _found(last_number(visible), how)
+    tagged = _last_tag(visible, "answer")
+    return _auto(visible) if tagged is None else _inside_tag(tagged, "xml:answer")
+
+
+def extract_reference(text: str) -> str:
+    """The reference itself: a whole solution is cut down to its last box or its `####` line."""
+    boxed = last_boxed(text)
+    return boxed if boxed is not None else _last_hash(text) or text
+
+
+def after_reasoning(text: str) -> str:
+    """What follows the last reasoning block; nothing when the block is never closed."""
+    for tag in _REASONING:
+        end = text.rfind(f"</{tag}>")
+        if end >= 0:
+            text = text[end + len(tag) + 3 :]
+        elif f"<{tag}>" in text:
+            return text[: text.find(f"<{tag}>")]
+    return text
+
+
+def last_number(text: str) -> str | None:
+    """The last number of a text, with its sign, separators, currency and percent sign."""
+    last = _last_match(NUMBER, text)
+    return None if last is None else _number_text(last)
+
+
+def _auto(text: str) -> Found | None:
+    if has_box(text):
+        return _found(last_boxed(text), "boxed")
+    hashed = _last_hash(text)
+    if hashed is not None:
+        return Found(hashed, "hash")
+    phrase = None
+    for match in _PHRASE.finditer(text):
+        rest = match["below"] or (match["rest"] if (match["rest"] or "").strip(" .*") else match["next"]) or ""
+        phrase = _pick(rest) or phrase
+    if phrase is not None:
+        return Found(phrase, "phrase")
+    return _last_resort(text)
+
+
+def _inside_tag(inside: str, how: str) -> Found | None:
+    found = _auto(inside)
+    return None if found is None else Found(found.text, how)
+
+
+def _last_resort(text: str) -> Found | None:
+    whole = text.strip()
+    if not whole:
+        return None
+    if len(whole) <= 4 * _MAX_SHORT and is_value(whole):
+        return Found(whole, "whole")
+    if len(whole) <= _MAX_SHORT and (letter := _LETTER.match(whole)):
+        return Found(next(group for group in letter.groups() if group), "letter")
+    span, number, bare = _last_span(text), _last_match(NUMBER, text), _last_bare_latex(text)
+    if span is not None and (number is None or span[1] >= number.end()):
+        return Found(span[0], "formula")
+    if bare is not None:
+        return Found(bare, "formula")
+    if number is not None:
+        return Found(_number_text(number), "last_number")
+    return Found(whole, "whole") if len(whole) <= _MAX_SHORT and "\n" not in whole else None
+
+
+def _pick(segment: str) -> str | None:
+    """The answer at the beginning of what follows "the answer is"."""
+    segment = segment.strip().strip("*").strip()
+    if not segment:
+        return None
+    spans = list(_SPAN.finditer(segment))
+    if spans and not segment[: spans[0].start()].strip(" :~≈(") and not _is_currency(segment):
+        texts = [_span_text(spans[0])]
+        for before, after in itertools.pairwise(spans):
+            if not _JOINED.fullmatch(segment[before.end() : after.start()]):
+                break
+            texts.append(_span_text(after))
+        return ",".join(texts)
+    end = _SENTENCE_END.search(segment)
+    sentence = segment[: end.start()] if end else segment
+    if is_value(sentence):
+        return sentence
+    if letter := _LETTER.match(segment):
+        return next(group for group in letter.groups() if group)
+    number = NUMBER.search(sentence)
+    return _number_text(number) if number else sentence.strip() or None
+
+
+def _is_currency(segment: str) -> bool:
+    return re.match(r"\$\d[\d,.]*(?:\s|$)", segment) is not None
+
+
+def _last_bare_latex(text: str) -> str | None:
+    """LaTeX without delimiters in the last line: what follows the last prose word and the last equals sign."""
+    line = text.strip().rsplit("\n", 1)[-1]
+    if "\\" not in line:
+        return None
+    start = 0
+    for match in _PROSE_WORD.finditer(line):
+        start = match.end()
+    tail = line[start:].rsplit("=", 1)[-1].strip(" .:,;$")
+    return tail if "\\" in tail and canonical(tail) else None
+
+
+def _last_span(text: str) -> tuple[str, int] | None:
+    last = _last_match(_SPAN, text)
+    return None if last is None else (_span_text(last), last.end())
+
+
+def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    last = None
+    for match in pattern.finditer(text):
+        last = match
+    return last
+
+
+def _span_text(match: re.Match[str]) -> str:
+    return next(group for group in match.groups() if group is not None)
+
+
+def _number_text(match: re.Match[str]) -> str:
+    sign = match["sign"] or match["inner"] or ""
+    return sign + match["body"] + (match["over"] or "") + (match["percent"] or "").strip()
+
+
+def _last_tag(text: str, tag: str) -> str | None:
+    end = text.rfind(f"</{tag}>")
+    if end < 0:
+        return None
+    start = text.rfind(f"<{tag}>", 0, end)
+    return None if start < 0 else text[start + len(tag) + 2 : end]
+
+
+def _last_hash(text: str) -> str | None:
+    found = _HASH.findall(text)
+    return str(found[-1]).strip() if found else None
+
+
+def _found(text: str | None, how: str) -> Found | None:
+    return None if text is None else Found(text, how)

@@ -1,0 +1,65 @@
+"""Algebra through math-verify and its LaTeX grammar, for what is neither a number nor a collection.
+
+Expressions that could take for ever are not tried: they equal only their own spelling. What still hangs is ended by the process's
+deadline. math-verify's own timeouts are off, since they need signals.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import lru_cache
+from typing import Any
+
+from grpo_engine.grader.mathematics.arithmetic import evaluate
+
+MAX_LENGTH = 400
+MAX_POWER = 1000
+_COSTLY = re.compile(r"\\(?:int|sum|prod|lim|iint|oint)(?![A-Za-z])")
+_POWER = re.compile(r"\^\s*\{?\s*-?(\d+)")
+_TOWER = re.compile(r"\^\s*\{?[^{}]*\^")
+_FACTORIAL = re.compile(r"(\d+)\s*!")
+_LETTERS_ONLY = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+
+logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
+
+
+def same_expression(reference: str, answer: str, rounded_to: int | None) -> bool:
+    """Two canonical texts compared as algebra. `rounded_to`: decimals of a reference that the answer may round to."""
+    if is_too_large(reference) or is_too_large(answer) or bool(_COSTLY.search(answer)) > bool(_COSTLY.search(reference)):
+        return False
+    if _LETTERS_ONLY.search(answer) or _LETTERS_ONLY.search(reference):
+        return False
+    gold, ours = _parse(reference), _parse(answer)
+    if not gold or not ours:
+        return False
+    if rounded_to is not None and _rounds_to(gold[0], ours[0], rounded_to):
+        return True
+    from math_verify import verify
+
+    return bool(verify(list(gold), list(ours), timeout_seconds=None))
+
+
+def is_too_large(text: str) -> bool:
+    """Whether evaluating the text might take for ever: long, towers of powers, huge exponents or factorials."""
+    if len(text) > MAX_LENGTH or _TOWER.search(text):
+        return True
+    if any(len(power) > 4 or int(power) > MAX_POWER for power in _POWER.findall(text)):
+        return evaluate(text) is None
+    return any(len(number) > 3 or int(number) > 200 for number in _FACTORIAL.findall(text))
+
+
+@lru_cache(maxsize=4096)
+def _parse(latex: str) -> tuple[Any, ...]:
+    from math_verify import parse
+    from math_verify.parser import LatexExtractionConfig
+
+    found = parse(f"${latex}$", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)
+    return tuple(found)
+
+
+def _rounds_to(gold: Any, ours: Any, decimals: int) -> bool:
+    if not getattr(ours, "is_number", False) or not getattr(ours, "is_real", False) or not getattr(gold, "is_number", False):
+        return False
+    return bool(abs(float(ours) - float(gold)) <= 0.5 * 10.0**-decimals * (1 + 1e-9))
