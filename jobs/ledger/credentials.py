@@ -18,7 +18,7 @@ from jobs.ledger.book import Book
 from jobs.ledger.records import ApiKeyRecord
 from jobs.tables import api_keys
 
-SCOPES = ("read", "submit", "cancel", "admin")
+SCOPES = ("read", "submit", "control", "admin")
 _TOUCH_S = 60.0
 
 

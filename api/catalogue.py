@@ -1,0 +1,112 @@
+"""Which base models a job may name, and how much disk a run of one needs. Reads config.json and file sizes, never weights.
+
+A name is `smollm2-135m-instruct` (needs no network), a folder below the server's model directory, or a Hub id
+`organisation/name`, whose existence only the worker can find out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from grpo_engine.contract.error import InsufficientStorage, InvalidRequest
+from grpo_engine.contract.job import JobSpec
+
+BUILTIN = "smollm2-135m-instruct"
+_BUILTIN_PARAMETERS = 134_515_008
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+_RESUME_BYTES = 12
+"""Bytes a parameter takes in a resume state: fp32 weights and AdamW's two moments."""
+_PUBLISHED_BYTES = 4
+"""Bytes a parameter takes in published weights, at most."""
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A model a job may start from."""
+
+    name: str
+    kind: Literal["builtin", "local", "hub"]
+    num_parameters: int | None
+    """null until the worker has fetched it."""
+    created: int = 0
+
+
+def find_model(name: str, model_dir: Path | None, *, allow_hub: bool = True) -> BaseModel:
+    """The model of that name. Raises InvalidRequest (`param` = model) when no job could load it."""
+    if name.lower() == BUILTIN:
+        return BaseModel(BUILTIN, "builtin", _BUILTIN_PARAMETERS)
+    folder = _local_folder(name, model_dir)
+    if folder is not None:
+        return BaseModel(name, "local", _check_folder(name, folder), int(folder.stat().st_mtime))
+    if _HUB_ID.fullmatch(name) and allow_hub:
+        return BaseModel(name, "hub", None)
+    ways = [f"{BUILTIN!r}", "a folder below the server's model directory (GRPO_MODEL_DIR)"]
+    if allow_hub:
+        ways.append("a Hub id such as 'HuggingFaceTB/SmolLM2-135M-Instruct'")
+    raise InvalidRequest(f"model {name!r} is not known; use {' or '.join([', '.join(ways[:-1]), ways[-1]])}", param="model")
+
+
+def local_models(model_dir: Path | None) -> list[BaseModel]:
+    """The folders below `model_dir` that hold a model, one or two levels deep (`name` or `organisation/name`)."""
+    found: list[BaseModel] = []
+    if model_dir is None or not model_dir.is_dir():
+        return found
+    for config in sorted([*model_dir.glob("*/config.json"), *model_dir.glob("*/*/config.json")]):
+        name = str(config.parent.relative_to(model_dir))
+        try:
+            found.append(find_model(name, model_dir))
+        except InvalidRequest:
+            continue  # a folder no job could load is no model
+    return found
+
+
+def disk_needed(spec: JobSpec, model: BaseModel) -> int | None:
+    """Bytes the job's checkpoints take at most: two resume states while one replaces the other, and the published weights kept."""
+    if model.num_parameters is None:
+        return None
+    published = spec.method.grpo.checkpoints.keep + 1
+    return model.num_parameters * (2 * _RESUME_BYTES + published * _PUBLISHED_BYTES)
+
+
+def require_disk(spec: JobSpec, model: BaseModel, free: int, reserve: int) -> int | None:
+    """`disk_needed`; raises InsufficientStorage (507) when the data directory's disk does not have it."""
+    needed = disk_needed(spec, model)
+    if free < (needed or 0) + reserve:
+        raise InsufficientStorage(
+            f"the job needs about {(needed or 0) / 1e9:.1f} GB for checkpoints beside a reserve of {reserve / 1e9:.1f} GB, and "
+            f"{free / 1e9:.1f} GB are free; free space, or lower method.grpo.checkpoints.keep",
+            param="method.grpo.checkpoints.keep",
+        )
+    return needed
+
+
+def _local_folder(name: str, model_dir: Path | None) -> Path | None:
+    """The folder, if the name leads to one strictly below the model directory."""
+    if model_dir is None or "\0" in name or len(name) > 512:
+        return None
+    root = Path(os.path.realpath(model_dir))
+    folder = Path(os.path.realpath(root / name))
+    return folder if root in folder.parents and folder.is_dir() else None
+
+
+def _check_folder(name: str, folder: Path) -> int | None:
+    """Number of parameters by file size."""
+    try:
+        config: Any = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"model {name!r} has no readable config.json; repair the folder", param="model") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise InvalidRequest(f"model {name!r}: config.json names no model_type; repair the folder", param="model")
+    if "auto_map" in config:
+        raise InvalidRequest(f"model {name!r} brings code of its own (auto_map), which is never run; use another", param="model")
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise InvalidRequest(f"model {name!r} has no *.safetensors file; only safetensors weights are loaded", param="model")
+    width = _WIDTHS.get(str(config.get("dtype") or config.get("torch_dtype")), 2)
+    return sum(path.stat().st_size for path in weights) // width

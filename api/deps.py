@@ -1,0 +1,98 @@
+"""What handlers are given: the server's parts, the caller, and a strictly decoded JSON body."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
+from starlette.concurrency import run_in_threadpool
+
+from api.auth import Caller, KeyRing
+from api.openapi import extra_query
+from api.sse import StreamLimits, StreamSlots
+from api.strict_json import loads_object
+from api.verify import VerifiedFiles
+from grpo_engine.contract.error import InvalidRequest, UnsupportedMediaType
+from grpo_engine.grader import ProcessPool
+from jobs.artifacts import Artifacts
+from jobs.ledger import Ledger
+from jobs.live import AsyncLive, Live
+from jobs.settings import Settings
+
+_LARGE_BODY = 65_536
+
+
+@dataclass(frozen=True)
+class Services:
+    """Everything a handler may use."""
+
+    settings: Settings
+    artifacts: Artifacts
+    ledger: Ledger
+    live: Live
+    keys: KeyRing
+    slots: StreamSlots
+    grader_pool: ProcessPool
+    """Shared by everyone who tries a grader."""
+    verified: VerifiedFiles
+
+    @property
+    def limits(self) -> StreamLimits:
+        """Times of the event streams."""
+        return self.slots.limits
+
+    def open_live(self) -> AsyncLive:
+        """A Redis client of its own for one event stream."""
+        return AsyncLive.connect(self.settings)
+
+
+def services(request: Request) -> Services:
+    """The server's parts."""
+    found: Services = request.app.state.services
+    return found
+
+
+def caller(request: Request) -> Caller:
+    """Who sent the request; set by `authorise`."""
+    found: Caller = request.state.caller
+    return found
+
+
+async def json_body(request: Request) -> dict[str, Any]:
+    """The body as a JSON object. Raises UnsupportedMediaType (415), MalformedJson (400) or InvalidRequest (422)."""
+    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+    charset = parameters.strip().lower()
+    if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8", 'charset="utf-8"'):
+        raise UnsupportedMediaType("send the body as application/json in UTF-8", param="content-type")
+    body = await request.body()
+    if len(body) > _LARGE_BODY:
+        return await run_in_threadpool(loads_object, body)
+    return loads_object(body)
+
+
+def known_query(request: Request) -> None:
+    """Router-level dependency: a query parameter the route does not know is an error, never ignored."""
+    route = request.scope.get("route")
+    dependant = getattr(route, "dependant", None)
+    if dependant is None:
+        return
+    known = _query_names(dependant) | extra_query(request.scope.get("endpoint"))
+    for name in request.query_params:
+        if name in known or (name.endswith("]") and f"{name.partition('[')[0]}[]" in known):
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        remedy = f"did you mean {near[0]!r}?" if near else "remove it"
+        raise InvalidRequest(f"unknown query parameter {name[:64]!r}; {remedy}", param=name[:64])
+
+
+def _query_names(dependant: Dependant) -> frozenset[str]:
+    names = {field.alias for field in dependant.query_params}
+    return frozenset(names).union(*(_query_names(inner) for inner in dependant.dependencies))
+
+
+ServicesDep = Annotated[Services, Depends(services)]
+CallerDep = Annotated[Caller, Depends(caller)]
+BodyDep = Annotated[dict[str, Any], Depends(json_body)]

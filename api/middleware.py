@@ -1,0 +1,98 @@
+"""The two layers around every request: an id with a last resort for defects, and a cap on the body counted in bytes."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import internal_error, problem_response
+from grpo_engine.contract.error import PayloadTooLarge
+
+logger = logging.getLogger("grpo.api")
+
+_CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_DRAIN_FACTOR = 32
+"""A refused body is read up to this many times its cap, so that the client gets to see the answer."""
+MULTIPART_OVERHEAD = 65_536
+"""Bytes a form may hold beside its file."""
+
+
+class RequestId:
+    """Puts `x-request-id` on every answer, and turns an unhandled exception into the common error body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = _given_id(scope) or f"req_{uuid.uuid4().hex}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        except Exception:
+            logger.exception("%s %s failed (request %s)", scope["method"], scope["path"], request_id)
+            if started:
+                raise
+            await internal_error(scope["path"])(scope, receive, send_with_id)
+
+
+class BodyLimit:
+    """Refuses bodies beyond their cap with 413. Bytes are counted; Content-Length is only a shortcut."""
+
+    def __init__(self, app: ASGIApp, *, limit: int, file_limit: int) -> None:
+        self.app = app
+        self.limit = limit
+        self.file_limit = file_limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        is_upload = scope["method"] == "POST" and scope["path"] == "/v1/files"
+        cap = self.file_limit + MULTIPART_OVERHEAD if is_upload else self.limit
+        declared = dict(scope["headers"]).get(b"content-length", b"")
+        error = PayloadTooLarge(f"the body exceeds {cap} bytes; send less", headers={"connection": "close"})
+        if declared.isdigit() and int(declared) > cap:
+            await _drain(receive, 0, min(cap * _DRAIN_FACTOR, self.limit * _DRAIN_FACTOR))
+            await problem_response(error, scope["path"])(scope, receive, send)
+            return
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > cap:
+                await _drain(receive, seen, self.limit * _DRAIN_FACTOR)
+                raise error
+            return message
+
+        await self.app(scope, counted, send)
+
+
+async def _drain(receive: Receive, seen: int, limit: int) -> None:
+    while seen <= limit:
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return
+
+
+def _given_id(scope: Scope) -> str | None:
+    raw = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+    return raw if _CLIENT_ID.fullmatch(raw) else None

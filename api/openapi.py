@@ -1,0 +1,74 @@
+"""The OpenAPI document, with what FastAPI cannot read off signatures: bodies that are read strictly, query parameters with
+brackets, the one error body, and who may call what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from grpo_engine.contract.view import Problem
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
+
+_REF = "#/components/schemas/{model}"
+_bodies: list[type[BaseModel]] = []
+
+
+def json_request(model: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of an endpoint whose body `json_body` reads."""
+    if model not in _bodies:
+        _bodies.append(model)
+    schema = {"$ref": _REF.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def accepts_query(*names: str) -> Callable[[Endpoint], Endpoint]:
+    """Decorator: query parameters the endpoint reads by itself; `metadata[]` stands for `metadata[anything]`."""
+
+    def mark(endpoint: Endpoint) -> Endpoint:
+        endpoint.__grpo_query__ = frozenset(names)  # type: ignore[attr-defined]
+        return endpoint
+
+    return mark
+
+
+def extra_query(endpoint: object) -> frozenset[str]:
+    """What `accepts_query` noted."""
+    names: frozenset[str] = getattr(endpoint, "__grpo_query__", frozenset())
+    return names
+
+
+def describe(app: FastAPI, public_paths: frozenset[str]) -> dict[str, Any]:
+    """The document."""
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes, description=_ABOUT)
+    components = document.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    _, extra = models_json_schema([(model, "validation") for model in [*_bodies, Problem]], ref_template=_REF)
+    for name, schema in extra.get("$defs", {}).items():
+        schemas.setdefault(name, schema)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    problem = {
+        "description": "What is wrong, where (`error.param`), and what to do.",
+        "content": {"application/problem+json": {"schema": {"$ref": _REF.format(model=Problem.__name__)}}},
+    }
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+            operation["responses"]["default"] = problem
+            if path not in public_paths:
+                operation["security"] = [{"key": []}, {}]
+    return document
+
+
+_ABOUT = (
+    "GRPO training jobs with the KL divergence and its coefficient under control. Shaped like OpenAI's fine-tuning API. "
+    "A server without API keys answers on loopback only."
+)

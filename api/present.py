@@ -1,0 +1,191 @@
+"""From the ledger's records to the objects of the answers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from grpo_engine.contract import view
+from grpo_engine.contract.event import encode_nonfinite
+from grpo_engine.contract.view import NonFinite, Number
+from jobs.ledger.records import CheckpointRecord, CommandRecord, EventRecord, FileRecord, JobRecord, StepRecord
+from jobs.lifecycle import State
+
+ORGANIZATION = "local"
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def answer(content: view.View, *, status: int = 200, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Strict JSON of a view."""
+    return JSONResponse(encode_nonfinite(content.model_dump()), status_code=status, headers=dict(headers or {}))
+
+
+def as_number(raw: Any) -> Number | None:
+    """A number as the engine spelled it; None for anything else."""
+    if isinstance(raw, dict):
+        return NonFinite(nonfinite=raw["nonfinite"]) if raw.get("nonfinite") in _NON_FINITE else None
+    if isinstance(raw, int | float) and not isinstance(raw, bool):
+        return float(raw)
+    return None
+
+
+def as_float(raw: Any) -> float | None:
+    """The same as a Python float, NaN and infinities included."""
+    found = as_number(raw)
+    return _NON_FINITE[found.nonfinite] if isinstance(found, NonFinite) else found
+
+
+def job_view(job: JobRecord, *, fine_tuned_model: str | None = None, ahead: int | None = None) -> view.Job:
+    """The Job object. `fine_tuned_model`: id of the last published checkpoint. `ahead`: jobs that wait before this one."""
+    spec: dict[str, Any] = json.loads(job.spec_json)
+    grpo: dict[str, Any] = spec["method"]["grpo"]
+    eta = _eta(job)
+    return view.Job(
+        id=job.id,
+        created_at=int(job.created_at),
+        started_at=_seconds(job.started_at),
+        finished_at=_seconds(job.finished_at) if job.is_terminal else None,
+        estimated_finish=eta,
+        model=spec["model"],
+        fine_tuned_model=fine_tuned_model if job.state is State.SUCCEEDED else None,
+        organization_id=ORGANIZATION,
+        status=job.status,
+        phase=job.phase,
+        is_terminal=job.is_terminal,
+        status_reason=job.status_reason,
+        error=_job_error(job),
+        attempt=job.epoch,
+        training_file=spec["training_file"],
+        validation_file=spec["validation_file"],
+        seed=spec["seed"],
+        user_provided_suffix=spec["suffix"],
+        metadata=spec["metadata"],
+        method=spec["method"],
+        queue=None if ahead is None else view.Queue(position=ahead + 1, ahead=ahead),
+        progress=view.Progress(step=job.step, num_steps=job.num_steps, eta=eta),
+        kl=_kl_state(job, spec["model"], grpo),
+        resolved=grpo,
+        lineage=view.Lineage(root_model=spec["model"]),
+    )
+
+
+def outcome_view(job: JobRecord, fine_tuned_model: str | None) -> view.JobOutcome:
+    """The end of a job that is terminal."""
+    shown = job_view(job, fine_tuned_model=fine_tuned_model)
+    assert shown.status in ("succeeded", "failed", "cancelled")
+    return view.JobOutcome(
+        job_id=job.id,
+        status=shown.status,
+        status_reason=shown.status_reason,
+        error=shown.error,
+        finished_at=shown.finished_at,
+        last_step=job.step,
+        fine_tuned_model=shown.fine_tuned_model,
+    )
+
+
+def event_view(event: EventRecord) -> view.JobEvent:
+    """A line of the job's history."""
+    return view.JobEvent(
+        id=event.id,
+        created_at=int(event.time),
+        level=event.level,
+        message=event.message,
+        type="metrics" if event.type == "step.completed" else "message",
+        event=event.type,
+        step=event.step,
+        epoch=event.epoch if event.seq is not None else None,
+        seq=event.seq,
+        data=event.data,
+    )
+
+
+def metric_row(row: StepRecord, names: Iterable[str] | None = None) -> view.MetricRow:
+    """Telemetry of a step; `names` keeps only these metrics."""
+    wanted = row.metrics if names is None else {name: row.metrics[name] for name in names if name in row.metrics}
+    numbers = {name: as_number(raw) for name, raw in wanted.items()}
+    shown = {name: number for name, number in numbers.items() if number is not None}
+    return view.MetricRow(step=row.step, epoch=row.epoch, logged_at=int(row.time), metrics=shown)
+
+
+def checkpoint_view(record: CheckpointRecord) -> view.Checkpoint:
+    """Published weights."""
+    readings = {"ref_kl": record.ref_kl, "reward": record.reward, "beta": record.beta}
+    metrics: dict[str, Number | int | None] = {"step": record.step, **{name: as_number(value) for name, value in readings.items()}}
+    return view.Checkpoint(
+        id=record.id,
+        created_at=int(record.created_at),
+        fine_tuned_model_checkpoint=record.id,
+        fine_tuning_job_id=record.job_id,
+        step_number=record.step,
+        metrics=metrics,
+        name=record.name,
+        bytes=record.bytes,
+        files=[view.CheckpointFile(name=file["name"], bytes=file["bytes"], sha256=file["sha256"]) for file in record.files],
+    )
+
+
+def file_view(record: FileRecord) -> view.File:
+    """An uploaded dataset."""
+    return view.File(
+        id=record.id,
+        bytes=record.bytes,
+        created_at=int(record.created_at),
+        filename=record.filename,
+        sha256=record.sha256,
+        rows=record.rows,
+    )
+
+
+def command_view(record: CommandRecord) -> view.ControlCommand:
+    """A numbered change."""
+    command, reason = record.command, record.answer.get("reason")
+    return view.ControlCommand(
+        number=record.number,
+        created_at=int(record.created_at),
+        actor=command.actor,
+        status=record.status,
+        beta=command.beta,
+        target=command.target,
+        learning_rate=command.learning_rate,
+        effective_step=record.effective_step,
+        old=record.answer.get("old"),
+        new=record.answer.get("new"),
+        reason=None if reason is None else str(reason),
+    )
+
+
+def _job_error(job: JobRecord) -> view.JobError | None:
+    if job.error is None:
+        return None
+    return view.JobError(code=job.error.code, message=job.error.message, param=job.error.param)
+
+
+def _kl_state(job: JobRecord, model: str, grpo: dict[str, Any]) -> view.KlState | None:
+    if job.step == 0:
+        return None
+    has_reference = any(name.startswith("kl/ref/") for name in job.metrics)
+    sha256 = job.beta.get("ref_sha256")
+    return view.KlState(
+        step=job.step,
+        ref_kl=as_number(job.metrics.get(f"kl/ref/{grpo['kl']['estimator']}/mean")),
+        beta=as_number(job.metrics.get("beta/applied")),
+        target=as_number(job.beta.get("target")),
+        reference=view.Reference(model=model, sha256=sha256 if isinstance(sha256, str) else None) if has_reference else None,
+    )
+
+
+def _eta(job: JobRecord) -> int | None:
+    step_s = as_float(job.metrics.get("time/step_s"))
+    at = job.latest.get("time")
+    if job.state is not State.RUNNING or step_s is None or not math.isfinite(step_s) or at is None:
+        return None
+    return int(float(at) + step_s * max(0, job.num_steps - job.step))
+
+
+def _seconds(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,134 @@
+"""…/metrics: telemetry by step, thinned on request, as JSON, CSV or a stream; and whether it is whole."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from starlette.responses import Response, StreamingResponse
+
+from api.auth import requires
+from api.buckets import rows_to_csv, thin
+from api.deps import CallerDep, Services, ServicesDep
+from api.present import answer, as_float, metric_row
+from api.routes.jobs import JobId
+from api.sse import EventStream
+from api.streams import END, START, metric_frames, parse_position
+from grpo_engine.contract.error import InvalidRequest, Unavailable
+from grpo_engine.contract.telemetry import DESCRIPTORS, is_known
+from grpo_engine.contract.view import Integrity, MetricPage, SampledMetrics
+from jobs.ledger.records import StepRecord
+
+router = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}/metrics", tags=["metrics"])
+
+Step = Annotated[int | None, Query(ge=0, le=2**53)]
+Seconds = Annotated[float | None, Query(ge=0, le=2**53, allow_inf_nan=False)]
+
+
+@router.get("", response_model=MetricPage | SampledMetrics)
+@requires("read")
+def metrics(
+    job_id: JobId,
+    services: ServicesDep,
+    names: Annotated[list[str] | None, Query(max_length=200)] = None,
+    global_step_from: Step = None,
+    global_step_to: Step = None,
+    logged_at_from: Seconds = None,
+    logged_at_to: Seconds = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    resolution: Annotated[int | None, Query(ge=1, le=10_000)] = None,
+    accept: Annotated[str, Header(max_length=500)] = "application/json",
+) -> Response:
+    """Rows in step order, both ends of a range included; steps that a rewind superseded are gone. `names` may be repeated or hold
+    commas. `resolution` answers with that many buckets a metric instead, each with first, last, min and max."""
+    chosen = _names(names)
+    rows = services.ledger.metrics(
+        job_id,
+        chosen,
+        global_step_from,
+        global_step_to,
+        time_from=logged_at_from,
+        time_to=logged_at_to,
+        limit=None if resolution is not None else limit + 1,
+    )
+    if resolution is not None:
+        return answer(_sampled(rows, chosen, resolution))
+    has_more, rows = len(rows) > limit, rows[:limit]
+    if "text/csv" in accept:
+        return _csv(rows, chosen, has_more)
+    return answer(MetricPage(data=[metric_row(row, chosen) for row in rows], has_more=has_more))
+
+
+@router.get("/stream")
+@requires("read")
+def stream(
+    job_id: JobId, services: ServicesDep, caller: CallerDep, last_event_id: Annotated[str | None, Header(max_length=80)] = None
+) -> Response:
+    """Steps and rewinds as server-sent events from the first on, until the job has ended. `Last-Event-ID` goes on after that
+    event without gap or repeat; 204 when it was the last."""
+    job = services.ledger.get_job(job_id)
+    if last_event_id == END:
+        if job.is_terminal:
+            return Response(status_code=204)
+        raise InvalidRequest("the job has not ended; send the id of the last event you have", param="last-event-id")
+    after = START if last_event_id is None else parse_position(last_event_id)
+    if after is None:
+        raise InvalidRequest("Last-Event-ID is no id of this stream; send one such as 1-42", param="last-event-id")
+    return EventStream(metric_frames(services, job_id, after), services.slots, caller.key_id)
+
+
+@router.get("/integrity", response_model=Integrity)
+@requires("read")
+def integrity(job_id: JobId, services: ServicesDep) -> Response:
+    """Missing and re-measured steps, gaps in the event files, and how far the database is behind the stream."""
+    found = services.ledger.integrity(job_id)
+    shown = Integrity(
+        last_step=found.last_step,
+        num_steps=found.steps,
+        missing_steps=found.missing,
+        num_superseded=found.superseded,
+        num_gaps=found.gaps,
+        ingest_lag=_ingest_lag(services, job_id),
+        is_complete=not found.missing and not found.gaps,
+    )
+    return answer(shown)
+
+
+def _names(given: list[str] | None) -> list[str] | None:
+    if given is None:
+        return None
+    names = list(dict.fromkeys(name.strip() for part in given for name in part.split(",") if name.strip()))
+    for name in names:
+        if not is_known(name):
+            near = difflib.get_close_matches(name, DESCRIPTORS, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else "GET the metrics without names to see what there is"
+            raise InvalidRequest(f"there is no metric {name[:128]!r}; {remedy}", param="names")
+    return names
+
+
+def _sampled(rows: list[StepRecord], chosen: list[str] | None, resolution: int) -> SampledMetrics:
+    series: dict[str, list[tuple[int, float]]] = {name: [] for name in chosen or ()}
+    for row in rows:
+        for name, raw in row.metrics.items():
+            value = as_float(raw)
+            if value is not None:
+                series.setdefault(name, []).append((row.step, value))
+    return SampledMetrics(data=[thin(name, points, resolution) for name, points in sorted(series.items())], resolution=resolution)
+
+
+def _csv(rows: list[StepRecord], chosen: list[str] | None, has_more: bool) -> Response:
+    names = chosen if chosen is not None else sorted({name for row in rows for name in row.metrics})
+    lines = (
+        (row.step, row.epoch, int(row.time), {name: value for name, raw in row.metrics.items() if (value := as_float(raw)) is not None})
+        for row in rows
+    )
+    return StreamingResponse(rows_to_csv(names, lines), media_type="text/csv; charset=utf-8", headers={"x-has-more": str(has_more).lower()})
+
+
+def _ingest_lag(services: Services, job_id: str) -> int | None:
+    epoch, seq = services.ledger.last_ingested(job_id)
+    try:
+        return len(services.live.read_stream(job_id, f"{epoch}-{seq}", count=10_000))
+    except Unavailable:
+        return None

@@ -1,0 +1,67 @@
+"""/v1/models and /v1/presets: what a job may start from."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
+
+from api.auth import requires
+from api.catalogue import BUILTIN, BaseModel, local_models
+from api.deps import Services, ServicesDep
+from api.present import answer
+from grpo_engine.contract.error import NotFound
+from grpo_engine.contract.presets import PRESETS
+from grpo_engine.contract.view import Model, Page
+from jobs.ledger.records import CheckpointRecord, checkpoint_record
+from jobs.tables import checkpoints
+
+router = APIRouter(prefix="/v1", tags=["models"])
+
+_MAX_TUNED = 1000
+"""Newest checkpoints listed as models."""
+
+
+@router.get("/models", response_model=Page[Model])
+@requires("read")
+def list_models(services: ServicesDep) -> Response:
+    """Base models this server can name without the Hub, and every published checkpoint."""
+    return answer(Page[Model](data=_models(services)))
+
+
+@router.get("/models/{model:path}", response_model=Model)
+@requires("read")
+def get_model(model: str, services: ServicesDep) -> Response:
+    """One of them."""
+    for found in _models(services):
+        if found.id == model:
+            return answer(found)
+    raise NotFound(f"there is no model {model[:200]!r}; GET /v1/models lists them", param="model")
+
+
+@router.get("/presets")
+@requires("read")
+def list_presets() -> Response:
+    """Named defaults with their sources; `config` holds for every size, `sizes` what a size changes."""
+    return JSONResponse(
+        {"object": "list", "data": [{"object": "preset", **card.model_dump(mode="json")} for card in PRESETS], "has_more": False}
+    )
+
+
+def _published(services: Services) -> list[CheckpointRecord]:
+    table = checkpoints.c
+    there = sa.and_(table.kind == "published", table.superseded.is_(False), table.damaged.is_(False), table.deleted_at.is_(None))
+    query = sa.select(checkpoints).where(there).order_by(table.created_at.desc(), table.id).limit(_MAX_TUNED)
+    with services.ledger.database.read() as connection:
+        return [checkpoint_record(row) for row in connection.execute(query)]
+
+
+def _models(services: Services) -> list[Model]:
+    bases = [BaseModel(BUILTIN, "builtin", None), *local_models(services.settings.model_dir)]
+    found = [
+        Model(id=base.name, created=base.created, owned_by="library" if base.kind == "builtin" else "local", kind=base.kind)
+        for base in bases
+        if base.kind != "hub"
+    ]
+    tuned = _published(services)
+    return found + [Model(id=record.id, created=int(record.created_at), owned_by=record.job_id, kind="checkpoint") for record in tuned]

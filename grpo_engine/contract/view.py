@@ -1,0 +1,393 @@
+"""What the server shows: the objects in its answers, shaped like OpenAI's, with our own fields beside them.
+
+Times are whole Unix seconds, UTC. A number that can be NaN or infinite is spelled `{"value": null, "nonfinite": "nan"}`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from grpo_engine.contract.event import Level
+from grpo_engine.contract.telemetry import Direction
+
+Item = TypeVar("Item")
+
+Status = Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
+Phase = Literal[
+    "validating",
+    "queued",
+    "provisioning",
+    "rolling_out",
+    "training",
+    "checkpointing",
+    "pausing",
+    "paused",
+    "resuming",
+    "cancelling",
+    "publishing",
+    "terminal",
+]
+
+
+class View(BaseModel):
+    """An answer; unlike a request it may gain fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class NonFinite(View):
+    """A number JSON cannot spell."""
+
+    value: None = None
+    nonfinite: Literal["nan", "inf", "-inf"]
+
+
+Number = float | NonFinite
+
+
+class JobError(View):
+    """Why a job failed."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+class ProblemError(View):
+    """OpenAI's error object."""
+
+    message: str
+    type: str
+    param: str | None
+    """JSON path of the field, or the name of the parameter or header."""
+    code: str
+
+
+class Problem(View):
+    """The body of every error: RFC 9457, with OpenAI's object inside."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    error: ProblemError
+
+
+class Queue(View):
+    """Place of a job that waits."""
+
+    position: int
+    """1 = next."""
+    ahead: int
+    eta: int | None = None
+    """Unix second at which it should start; null while unknown."""
+
+
+class Progress(View):
+    """How far the job is."""
+
+    step: int
+    """Last completed step; 0 before the first."""
+    num_steps: int
+    eta: int | None = None
+    """Unix second at which it should end; null while unknown."""
+
+
+class Reference(View):
+    """The frozen distribution KL is measured against."""
+
+    model: str
+    sha256: str | None = None
+    """Of its weights; null until the engine has loaded them."""
+
+
+class KlState(View):
+    """KL and beta of the last completed step."""
+
+    step: int
+    ref_kl: Number | None = None
+    """Nats per token, by the job's own estimator; null when KL is not measured."""
+    beta: Number | None = None
+    """Applied at that step."""
+    target: Number | None = None
+    reference: Reference | None = None
+
+
+class Lineage(View):
+    """Where the weights come from."""
+
+    root_model: str
+    parent_job: str | None = None
+    parent_checkpoint: str | None = None
+
+
+class Job(View):
+    """A training job."""
+
+    id: str
+    object: Literal["fine_tuning.job"] = "fine_tuning.job"
+    created_at: int
+    started_at: int | None = None
+    finished_at: int | None = None
+    estimated_finish: int | None = None
+    model: str
+    fine_tuned_model: str | None = None
+    """Id of the last published checkpoint, once the job has succeeded."""
+    organization_id: str
+    status: Status
+    phase: Phase
+    is_terminal: bool
+    status_reason: str | None = None
+    error: JobError | None = None
+    attempt: int
+    """Number of the current attempt; 0 before the first."""
+    training_file: str | None = None
+    validation_file: str | None = None
+    result_files: list[str] = []
+    trained_tokens: int | None = None
+    seed: int
+    hyperparameters: dict[str, Any] = {}
+    """Empty: OpenAI fills it for supervised jobs only."""
+    integrations: list[Any] = []
+    user_provided_suffix: str | None = None
+    metadata: dict[str, str] = {}
+    method: dict[str, Any]
+    queue: Queue | None = None
+    progress: Progress
+    kl: KlState | None = None
+    resolved: dict[str, Any]
+    """Every setting of `method.grpo` after presets and defaults."""
+    lineage: Lineage
+
+
+class JobOutcome(View):
+    """The end of a job, for sensors that wait for it."""
+
+    object: Literal["fine_tuning.job.outcome"] = "fine_tuning.job.outcome"
+    job_id: str
+    status: Literal["succeeded", "failed", "cancelled"]
+    status_reason: str | None
+    error: JobError | None
+    finished_at: int | None
+    last_step: int
+    fine_tuned_model: str | None
+
+
+class Validated(View):
+    """A job that would be accepted."""
+
+    object: Literal["fine_tuning.job.validation"] = "fine_tuning.job.validation"
+    is_valid: Literal[True] = True
+    resolved: dict[str, Any]
+    """The whole job after presets and defaults."""
+    rows: int
+    """Usable rows of the training file."""
+    disk_bytes_needed: int | None
+    """Estimate; null when the model's size is not known before it is fetched."""
+
+
+class JobEvent(View):
+    """Something that happened to a job."""
+
+    id: str
+    object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
+    created_at: int
+    level: Level
+    message: str
+    type: Literal["message", "metrics"]
+    """OpenAI's two kinds; `event` is finer."""
+    event: str
+    """Typed name, for example `step.completed`."""
+    step: int | None = None
+    epoch: int | None = None
+    """Attempt the engine said it in; null for life-cycle events."""
+    seq: int | None = None
+    data: dict[str, Any]
+
+
+class MetricRow(View):
+    """Telemetry of one step."""
+
+    step: int
+    epoch: int
+    logged_at: int
+    metrics: dict[str, Number]
+
+
+class Point(View):
+    """A value at a step."""
+
+    step: int
+    value: Number
+
+
+class Bucket(View):
+    """Several steps of one metric; extremes ignore values that are not finite."""
+
+    step_from: int
+    step_to: int
+    count: int
+    first: Point
+    last: Point
+    min: Point | None
+    max: Point | None
+
+
+class MetricSeries(View):
+    """One metric, thinned."""
+
+    name: str
+    unit: str | None
+    direction: Direction | None
+    buckets: list[Bucket]
+
+
+class Integrity(View):
+    """Whether the telemetry is whole."""
+
+    object: Literal["fine_tuning.job.metrics.integrity"] = "fine_tuning.job.metrics.integrity"
+    last_step: int
+    num_steps: int
+    """Steps that count."""
+    missing_steps: list[int]
+    """At most the first 1000."""
+    num_superseded: int
+    """Steps measured again by a later attempt or after a rollback; only the later reading counts."""
+    num_gaps: int
+    """Times a part of an events file could not be read."""
+    ingest_lag: int | None
+    """Events in the stream that are not in the database yet; null when Redis does not answer."""
+    is_complete: bool
+
+
+class CheckpointFile(View):
+    """A file of a checkpoint."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class Checkpoint(View):
+    """Published weights."""
+
+    id: str
+    object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
+    created_at: int
+    fine_tuned_model_checkpoint: str
+    fine_tuning_job_id: str
+    step_number: int
+    metrics: dict[str, Number | int | None]
+    name: str
+    bytes: int
+    files: list[CheckpointFile]
+
+
+class File(View):
+    """An uploaded dataset."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: Literal["fine-tune"] = "fine-tune"
+    status: Literal["processed"] = "processed"
+    status_details: str | None = None
+    expires_at: None = None
+    sha256: str | None = None
+    rows: int | None = None
+    """Rows found in it."""
+
+
+class Model(View):
+    """A model a job may start from."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    kind: Literal["builtin", "local", "checkpoint"]
+
+
+class Deleted(View):
+    """Something is gone."""
+
+    id: str
+    object: str
+    deleted: Literal[True] = True
+
+
+class ControlSettings(View):
+    """What can be changed while the job runs, as last known."""
+
+    object: Literal["fine_tuning.job.control"] = "fine_tuning.job.control"
+    beta: Number | None
+    target: Number | None
+    learning_rate: Number | None
+    commands: list[ControlCommand]
+
+
+class ControlCommand(View):
+    """A numbered change and what became of it."""
+
+    number: int
+    object: Literal["fine_tuning.job.control.command"] = "fine_tuning.job.control.command"
+    created_at: int
+    actor: str
+    status: Literal["pending", "applied", "refused"]
+    beta: Number | None = None
+    target: Number | None = None
+    learning_rate: Number | None = None
+    effective_step: int | None = None
+    """First step it is in force."""
+    old: dict[str, Any] | None = None
+    """What it replaced."""
+    new: dict[str, Any] | None = None
+    reason: str | None = None
+    """Why it was refused."""
+
+
+class Page(View, Generic[Item]):
+    """A list."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
+    has_more: bool = False
+    first_id: str | None = None
+    last_id: str | None = None
+
+
+class MetricPage(View):
+    """Rows in step order; superseded steps are gone."""
+
+    object: Literal["list"] = "list"
+    data: list[MetricRow]
+    has_more: bool
+    """More steps follow; go on with global_step_from = last step + 1."""
+    sampled: Literal[False] = False
+
+
+class SampledMetrics(View):
+    """Series thinned to at most `resolution` buckets."""
+
+    object: Literal["list"] = "list"
+    data: list[MetricSeries]
+    has_more: Literal[False] = False
+    sampled: Literal[True] = True
+    resolution: int
+
+
+class GraderRun(View):
+    """A grader's verdict on one sample, in OpenAI's shape."""
+
+    reward: Number | None
+    sub_rewards: dict[str, Number | None]
+    metadata: dict[str, Any]
+    model_grader_token_usage_per_model: dict[str, Any] = Field(default_factory=dict)
+
+
+ControlSettings.model_rebuild()
