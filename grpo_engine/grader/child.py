@@ -20,8 +20,9 @@ from typing import Any, BinaryIO
 from pydantic import TypeAdapter
 
 from grpo_engine.contract.error import GrpoError
-from grpo_engine.contract.grader import Grader
-from grpo_engine.grader.compiled import compile_grader
+from grpo_engine.contract.grader import Grader, Math
+from grpo_engine.grader.compiled import compile_grader, leaves
+from grpo_engine.grader.mathematics.symbolic import warm_up
 from grpo_engine.grader.sample import GraderFault, Sample, Score, View
 from grpo_engine.grader.wire import encode, score_to_wire
 
@@ -54,8 +55,11 @@ def _serve(request: dict[str, Any], graders: dict[str, Compiled]) -> dict[str, A
 
 def _compile(config: str) -> Compiled:
     adapter: TypeAdapter[Grader] = TypeAdapter(Grader)
+    cfg = adapter.validate_json(config)
     try:
-        return compile_grader(adapter.validate_json(config))
+        if any(isinstance(leaf.cfg, Math) for leaf in leaves(cfg, "grader")):
+            warm_up()
+        return compile_grader(cfg)
     except (GrpoError, GraderFault) as error:
         failed = Score(float("nan"), error=str(error), kind="raised")
         return lambda view: failed

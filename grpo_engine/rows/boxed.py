@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import re
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_WORD = re.compile(r"[^\s${}\\]+")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last complete `\boxed{...}` (or `\fbox{...}`, or `\boxed 7`) holds; None without one."""
-    for match in reversed(list(_BOX.finditer(text))):
-        inside = _box_at(text, match.end())
-        if inside is not None:
-            return inside
+    r"""What the last complete `\boxed{...}` (or `\fbox{...}`, or `\boxed 7`) holds; None without one. Linear time."""
+    starts = [match.end() for match in _BOX.finditer(text)]
+    closings = matching_braces(text) if starts else {}
+    for start in reversed(starts):
+        if text[start : start + 1] != "{":
+            word = _WORD.match(text, start)
+            if word:
+                return word.group().rstrip(".,;")
+        elif start in closings:
+            return text[start + 1 : closings[start]]
     return None
 
 
@@ -21,27 +27,23 @@ def has_box(text: str) -> bool:
     return _BOX.search(text) is not None
 
 
-def _box_at(text: str, start: int) -> str | None:
-    if text[start : start + 1] != "{":
-        word = re.match(r"[^\s${}\\]+", text[start:])
-        return word.group().rstrip(".,;") if word else None
-    end = closing_brace(text, start)
-    return None if end is None else text[start + 1 : end]
-
-
 def closing_brace(text: str, start: int) -> int | None:
-    """Index of the brace that closes the one at `start`; escaped braces do not count. None when it is never closed."""
-    depth, index = 0, start
+    """Index of the brace that closes the one at `start`; None when it is never closed."""
+    return matching_braces(text).get(start)
+
+
+def matching_braces(text: str) -> dict[int, int]:
+    """Index of each opening brace that is closed, and of its closing brace. Escaped braces do not count."""
+    pairs: dict[int, int] = {}
+    opened: list[int] = []
+    index = 0
     while index < len(text):
         character = text[index]
         if character == "\\":
-            index += 2
-            continue
-        if character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                return index
+            index += 1
+        elif character == "{":
+            opened.append(index)
+        elif character == "}" and opened:
+            pairs[opened.pop()] = index
         index += 1
-    return None
+    return pairs

@@ -30,7 +30,7 @@ _REWRITES = tuple(
         (r"\\(?:left|right|[bB]ig+[lrm]?)(?![A-Za-z])\s*\.?", ""),
         (r"\\(?:displaystyle|textstyle|limits|hfill|hskip|mathstrut|phantom\{[^{}]*\})(?![A-Za-z])", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\\(?:[,;:! ]|quad|qquad|thinspace|medspace|enspace)(?![A-Za-z])|~", " "),
+        (r"(?<!\\)\\(?:[,;:! ]|(?:quad|qquad|thinspace|medspace|enspace)(?![A-Za-z]))|~", " "),
         (r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?![A-Za-z])", "°"),
         (r"\\%", "%"),
         (r"\\(?:lbrace)(?![A-Za-z])", r"\\{"),

@@ -16,12 +16,17 @@ RELATIVE_TOLERANCE = Fraction(1, 1_000_000)
 MIN_ROUNDED_DIGITS = 3
 """A reference decimal of at least so many significant digits also matches an exact expression that rounds to it."""
 _WORDS = re.compile(r"[^\W\d_][^\W\d_'-]*(?:[ -][^\W\d_][^\W\d_'-]*)*")
+_CHOICE = re.compile(r"\(?([A-Z])[).:](?:\s|$)")
 _MAX_DEPTH = 4
+MAX_LENGTH = 2000
+"""Longer references and answers are compared as text."""
 
 
 @lru_cache(maxsize=16384)
 def same_answer(reference: str, answer: str) -> bool:
-    """Raw reference and extracted answer compared as mathematics, or as text when they are words."""
+    """Raw reference and extracted answer compared as mathematics, or as text when they are words or very long."""
+    if max(len(reference), len(answer)) > MAX_LENGTH:
+        return reference.strip() == answer.strip()
     return _same(canonical(reference), canonical(answer), 0)
 
 
@@ -31,7 +36,9 @@ def _same(reference: str, answer: str, depth: int) -> bool:
     if _squeeze(reference) == _squeeze(answer):
         return True
     one, other = _bare_word(reference), _bare_word(answer)
-    if one is not None and other is not None:
+    if one is not None and len(one) == 1 and one.isupper() and (choice := _CHOICE.match(answer)):
+        return one == choice[1]
+    if one is not None and other is not None and max(len(one), len(other)) != 2:
         return one.casefold() == other.casefold() if len(one) > 1 else one == other
     verdicts = [_same_value(a, b, depth) for a in readings(reference) for b in readings(answer)]
     if verdicts:
@@ -120,7 +127,8 @@ def _same_unordered(items: tuple[str, ...], others: tuple[str, ...], depth: int)
 
 
 def _squeeze(text: str) -> str:
-    return re.sub(r"\s", "", text)
+    """Without blanks, except those between two digits: `1 1/2` is not `11/2`."""
+    return re.sub(r"(?<!\d)\s|\s(?!\d)", "", text)
 
 
 def _bare_word(text: str) -> str | None:

@@ -22,13 +22,17 @@ _PHRASE = re.compile(
     r"|\bfinal[ \t]+answer[ \t]*\n\s*(?P<below>[^\n]+)",
     re.IGNORECASE,
 )
-_SPAN = re.compile(r"\$\$(?P<a>[^$]+)\$\$|\$(?!\s)(?P<b>[^$\n]*[^$\n\s])\$(?!\d)|\\\((?P<c>[^\n]*?)\\\)|\\\[(?P<d>.*?)\\\]", re.DOTALL)
+_SPAN = re.compile(
+    r"\$\$(?P<a>[^$]{1,2000})\$\$|\$(?!\s)(?P<b>[^$\n]*[^$\n\s])\$(?!\d)|\\\((?P<c>[^\n]{1,2000}?)\\\)|\\\[(?P<d>.{1,2000}?)\\\]", re.DOTALL
+)
 NUMBER = re.compile(
     r"(?P<sign>(?<![\w)\]}.,%])[-+])?(?P<currency>\\?\$|[€£¥])?(?P<inner>(?<=[$€£¥])-)?(?<![\w.^_])(?<!\d,)"
-    r"(?P<body>\d{1,3}(?:,\d{3})+(?![\d,]*\d)(?:\.\d+)?|\d+(?:\.\d+)?(?:[eE][-+]?\d{1,4}(?!\w))?|\.\d+)(?P<over>\s?/\s?\d+)?(?P<percent>\s?\\?%)?"
+    r"(?P<body>\d{1,3}(?:,\d{3}){1,12}(?!,?\d)(?:\.\d+)?|\d+(?:\.\d+)?(?:[eE][-+]?\d{1,4}(?!\w))?|\.\d+)(?P<over>\s?/\s?\d+)?(?P<percent>\s?\\?%)?"
 )
-_LETTER = re.compile(r"\s*(?:\(([A-Z])\)|([A-Z])[.):](?:\s|$)|([A-Z])$)")
-_PROSE_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp|frac)\b)[A-Za-z]{2,}(?![A-Za-z])")
+_LETTER = re.compile(r"\s*(?:\(([A-Z])\)|([A-Z])[.)](?:\s|$)|([A-Z])$)")
+_PROSE_WORD = re.compile(
+    r"(?<![\\A-Za-z])(?!(?:pi|sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|mod|and|or|begin|end|[pbv]?matrix)(?![A-Za-z]))[A-Za-z]{2,}(?![A-Za-z])"
+)
 _SENTENCE_END = re.compile(r"[.!?;](?:\s|$)|[,;]?\s(?:because|since|so|as|where|which)\s")
 _JOINED = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*")
 _MAX_SHORT = 64
@@ -107,8 +111,8 @@ def _last_resort(text: str) -> Found | None:
     whole = text.strip()
     if not whole:
         return None
-    if len(whole) <= 4 * _MAX_SHORT and is_value(whole):
-        return Found(whole, "whole")
+    if len(whole) <= 4 * _MAX_SHORT and (is_value(whole) or _is_formula(whole)):
+        return Found(_joined_spans(whole) or whole, "whole")
     if len(whole) <= _MAX_SHORT and (letter := _LETTER.match(whole)):
         return Found(next(group for group in letter.groups() if group), "letter")
     span, number, bare = _last_span(text), _last_match(NUMBER, text), _last_bare_latex(text)
@@ -126,22 +130,37 @@ def _pick(segment: str) -> str | None:
     segment = segment.strip().strip("*").strip()
     if not segment:
         return None
-    spans = list(_SPAN.finditer(segment))
-    if spans and not segment[: spans[0].start()].strip(" :~≈(") and not _is_currency(segment):
-        texts = [_span_text(spans[0])]
-        for before, after in itertools.pairwise(spans):
-            if not _JOINED.fullmatch(segment[before.end() : after.start()]):
-                break
-            texts.append(_span_text(after))
-        return ",".join(texts)
+    joined = _joined_spans(segment)
+    if joined is not None:
+        return joined
     end = _SENTENCE_END.search(segment)
     sentence = segment[: end.start()] if end else segment
-    if is_value(sentence):
+    if is_value(sentence) or _is_formula(sentence):
         return sentence
     if letter := _LETTER.match(segment):
         return next(group for group in letter.groups() if group)
     number = NUMBER.search(sentence)
     return _number_text(number) if number else sentence.strip() or None
+
+
+def _joined_spans(segment: str) -> str | None:
+    """The formula at the beginning, with those joined to it by commas, "and" or "or"."""
+    spans = list(_SPAN.finditer(segment))
+    if not spans or segment[: spans[0].start()].strip(" :~≈(") or _is_currency(segment):
+        return None
+    texts = [_span_text(spans[0])]
+    for before, after in itertools.pairwise(spans):
+        if not _JOINED.fullmatch(segment[before.end() : after.start()]):
+            break
+        texts.append(_span_text(after))
+    return ",".join(texts)
+
+
+def _is_formula(text: str) -> bool:
+    """One line of signs, symbols and numbers without prose and without a label such as `A:`."""
+    if re.match(r"[A-Za-z]+\s*:", text):
+        return False
+    return "\n" not in text and any(character.isdigit() or character in "\\π" for character in text) and _PROSE_WORD.search(text) is None
 
 
 def _is_currency(segment: str) -> bool:
@@ -161,8 +180,15 @@ def _last_bare_latex(text: str) -> str | None:
 
 
 def _last_span(text: str) -> tuple[str, int] | None:
-    last = _last_match(_SPAN, text)
-    return None if last is None else (_span_text(last), last.end())
+    """The last formula, with those joined before it, and where it ends."""
+    texts: list[str] = []
+    previous = None
+    for match in _SPAN.finditer(text):
+        if previous is None or not _JOINED.fullmatch(text[previous.end() : match.start()]):
+            texts.clear()
+        texts.append(_span_text(match))
+        previous = match
+    return None if previous is None else (",".join(texts), previous.end())
 
 
 def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

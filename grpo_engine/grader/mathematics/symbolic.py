@@ -19,7 +19,7 @@ _COSTLY = re.compile(r"\\(?:int|sum|prod|lim|iint|oint)(?![A-Za-z])")
 _POWER = re.compile(r"\^\s*\{?\s*-?(\d+)")
 _TOWER = re.compile(r"\^\s*\{?[^{}]*\^")
 _FACTORIAL = re.compile(r"(\d+)\s*!")
-_LETTERS_ONLY = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+_PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}")
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
@@ -29,7 +29,7 @@ def same_expression(reference: str, answer: str, rounded_to: int | None) -> bool
     """Two canonical texts compared as algebra. `rounded_to`: decimals of a reference that the answer may round to."""
     if is_too_large(reference) or is_too_large(answer) or bool(_COSTLY.search(answer)) > bool(_COSTLY.search(reference)):
         return False
-    if _LETTERS_ONLY.search(answer) or _LETTERS_ONLY.search(reference):
+    if _PROSE.search(answer) or _PROSE.search(reference):
         return False
     gold, ours = _parse(reference), _parse(answer)
     if not gold or not ours:
@@ -38,7 +38,7 @@ def same_expression(reference: str, answer: str, rounded_to: int | None) -> bool
         return True
     from math_verify import verify
 
-    return bool(verify(list(gold), list(ours), timeout_seconds=None))
+    return bool(verify(list(gold), list(ours), allow_set_relation_comp=True, timeout_seconds=None))
 
 
 def is_too_large(text: str) -> bool:
@@ -50,12 +50,19 @@ def is_too_large(text: str) -> bool:
     return any(len(number) > 3 or int(number) > 200 for number in _FACTORIAL.findall(text))
 
 
+def warm_up() -> None:
+    """Load the algebra system, which takes a second or more, before the first deadline runs."""
+    same_expression("x", "y", None)
+
+
 @lru_cache(maxsize=4096)
 def _parse(latex: str) -> tuple[Any, ...]:
+    from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
     from math_verify import parse
     from math_verify.parser import LatexExtractionConfig
 
-    found = parse(f"${latex}$", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)
+    spelling = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False)
+    found = parse(f"${latex}$", [LatexExtractionConfig(normalization_config=spelling)], fallback_mode="no_fallback", parsing_timeout=None)
     return tuple(found)
 
 

@@ -20,7 +20,7 @@ _NOT_UNITS = frozenset({"and", "or", "not", "to", "mod", "pi", "sin", "cos", "ta
 
 
 def split_unit(text: str) -> tuple[str, str | None]:
-    """(number, unit) of `35 cm`; (text, None) when what follows is no unit. A lone letter must be a known unit."""
+    """(number, unit) of `35 cm`; (text, None) when what follows is no unit. A lone letter must be a known unit and stand apart."""
     match = _UNIT.fullmatch(text)
     if match is None:
         return text, None
@@ -29,7 +29,8 @@ def split_unit(text: str) -> tuple[str, str | None]:
     if any(word.lower() in _NOT_UNITS for word in words):
         return text, None
     known = known_unit(unit)
-    if known is None and (len(words[0]) < 2 or not match["gap"]):
+    is_attached = not match["gap"]
+    if (known is None and (is_attached or len(words[0]) < 2)) or (is_attached and len(unit) == 1 and unit != "°"):
         return text, None
     return match["body"], unit + (re.sub(r"[\s{}]", "", match["power"]) if match["power"] else "")
 

@@ -45,7 +45,6 @@ Value = Number | Collection
 
 _LITERAL = re.compile(r"([-+]?)\s*(?:(\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d*))?|\.(\d+))(?:[eE]([-+]?\d{1,3}))?")
 _BASED = re.compile(r"\(?([0-9A-Fa-f]+)\)?_(\d{1,2})")
-_GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _SPACED = re.compile(r"([-+]?\d{1,3})((?: \d{3})+)(\.\d+)?")
 _ASSIGNED = re.compile(r"[A-Za-z]\w?(?:_\w|\([A-Za-z]\))?\s*(?:=|\\in(?![A-Za-z]))\s*")
 _CONJUNCTION = re.compile(r",?\s+(?:and|or)\s+|;", re.IGNORECASE)
@@ -108,7 +107,7 @@ def _plain(text: str) -> Number | None:
     literal = _LITERAL.fullmatch(body)
     if literal is not None:
         return _literal(literal, is_percent)
-    value = evaluate(body)
+    value = None if "," in body and body[:1] in "([" else evaluate(body)
     return None if value is None else Number(value, is_literal=False, is_percent=is_percent)
 
 
