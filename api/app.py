@@ -12,12 +12,12 @@ from importlib.metadata import version
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.responses import JSONResponse
 
-from api import errors
+from api import errors, pages
 from api.auth import PUBLIC_PATHS, KeyRing, authorise, require_safe_bind, requires
 from api.deps import Services, known_query
 from api.middleware import BodyLimit, RequestId
 from api.openapi import describe
-from api.routes import checkpoints, control, events, files, graders, health, jobs, logs, metrics, models
+from api.routes import checkpoints, control, dashboard, events, files, graders, health, jobs, logs, metrics, models
 from api.sse import StreamLimits, StreamSlots
 from api.verify import VerifiedFiles
 from grpo_engine.grader import ProcessPool
@@ -58,6 +58,8 @@ def create_app(settings: Settings | None = None, *, limits: StreamLimits | None 
     app.include_router(health.closed, dependencies=closed)
     app.include_router(_description(app), dependencies=closed)
     app.include_router(health.public)
+    app.include_router(dashboard.router)
+    pages.install(app)
     errors.install(app)
     app.add_middleware(BodyLimit, limit=parts.settings.body_limit_bytes, file_limit=parts.settings.file_limit_bytes)
     app.add_middleware(RequestId)

@@ -109,7 +109,7 @@ def metric_row(row: StepRecord, names: Iterable[str] | None = None) -> view.Metr
     wanted = row.metrics if names is None else {name: row.metrics[name] for name in names if name in row.metrics}
     numbers = {name: as_number(raw) for name, raw in wanted.items()}
     shown = {name: number for name, number in numbers.items() if number is not None}
-    return view.MetricRow(step=row.step, epoch=row.epoch, logged_at=int(row.time), metrics=shown)
+    return view.MetricRow(step=row.step, epoch=row.epoch, seq=row.seq, logged_at=int(row.time), metrics=shown)
 
 
 def checkpoint_view(record: CheckpointRecord) -> view.Checkpoint:

@@ -213,6 +213,8 @@ class MetricRow(View):
 
     step: int
     epoch: int
+    seq: int
+    """Of the engine event; `<epoch>-<seq>` is its id in `metrics/stream`, so a stream can go on after this row."""
     logged_at: int
     metrics: dict[str, Number]
 

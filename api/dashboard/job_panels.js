@@ -1,0 +1,173 @@
+/* The lower part of a job's page: events, log, checkpoints, settings. */
+
+import { ApiError, json, jobs, request } from "./api.js";
+import { announce, append, button, confirmed, fill, h, notice, setText } from "./dom.js";
+import { save, saveText } from "./download.js";
+import { bytes, number, time } from "./format.js";
+
+const SHOWN_EVENTS = 300;
+const LOG_LINES = 400;
+const LOG_MS = 3000;
+
+/** What goes wrong in a panel is said in that panel. */
+async function guarded(place, sentence, work) {
+  try {
+    fill(place);
+    return await work();
+  } catch (error) {
+    if (error.name === "AbortError") return undefined;
+    if (!(error instanceof ApiError)) throw error;
+    fill(place, notice("error", sentence, error.message));
+    return undefined;
+  }
+}
+
+/** The history, newest first. */
+export class EventsPanel {
+  constructor(feed) {
+    this.feed = feed;
+    this.events = [];
+    this.level = h("select", { id: "event-level", on: { change: () => this.#render() } },
+      h("option", { value: "" }, "all"), h("option", { value: "warn" }, "warnings and errors"));
+    this.message = h("div", {});
+    this.list = h("ol", { class: "events", reversed: true, tabindex: "0", "aria-label": "Events, newest first" });
+    this.older = button("Load older events", () => this.#loadOlder(), { class: "small", hidden: true });
+    this.element = h("section", { class: "panel", "aria-labelledby": "events-title" },
+      h("div", { class: "titlebar" }, h("h2", { id: "events-title" }, "Events"), h("label", { class: "soft" }, "Show ", this.level)),
+      this.message, this.list, this.older);
+  }
+
+  /** Take events in ascending order, before or after those known. */
+  add(events, areOlder) {
+    this.events = areOlder ? [...events, ...this.events] : [...this.events, ...events];
+    if (areOlder) this.older.hidden = events.length < 1000;
+    this.#render();
+  }
+
+  #render() {
+    const chosen = this.level.value ? this.events.filter((event) => event.level !== "info") : this.events;
+    const shown = chosen.slice(-SHOWN_EVENTS).reverse();
+    fill(this.list, shown.length ? shown.map((event) => this.#row(event)) : h("li", { class: "soft" }, "Nothing yet."));
+  }
+
+  #row(event) {
+    const step = event.step === null ? "" : ` · step ${event.step.toLocaleString()}`;
+    const level = event.level === "info" ? null : h("span", { class: "level" }, event.level === "warn" ? "Warning: " : "Error: ");
+    return h("li", { class: event.level },
+      h("div", { class: "soft" }, time(event.created_at), " · ", h("code", {}, event.event), step), level, event.message);
+  }
+
+  #loadOlder() {
+    return guarded(this.message, "Older events could not be read.", async () => {
+      this.older.hidden = !(await this.feed.olderEvents());
+    });
+  }
+}
+
+/** The engine's log; read again every few seconds while it is open. */
+export class LogPanel {
+  constructor(id, getJob) {
+    this.getJob = getJob;
+    this.id = id;
+    this.message = h("div", {});
+    this.text = h("pre", { class: "log", tabindex: "0", "aria-label": "Engine log, last lines" }, "");
+    this.attempt = h("span", { class: "soft" });
+    this.details = h("details", { on: { toggle: () => this.#loop() } }, h("summary", {}, "Show the last lines"),
+      h("div", { class: "row" }, this.attempt, button("Save the whole log", () => this.#save(), { class: "small" })), this.message, this.text);
+    this.element = h("section", { class: "panel", "aria-labelledby": "log-title" }, h("h2", { id: "log-title" }, "Engine log"), this.details);
+  }
+
+  dispose() { clearTimeout(this.timer); this.isGone = true; }
+
+  async #loop() {
+    clearTimeout(this.timer);
+    if (!this.details.open || this.isGone) return;
+    if (!document.hidden) await this.#read();
+    if (!this.getJob()?.is_terminal || !this.wasRead) this.timer = setTimeout(() => this.#loop(), LOG_MS);
+  }
+
+  async #read() {
+    const job = this.getJob();
+    if (!job || job.attempt === 0) return setText(this.text, "No attempt has started yet; the log begins with the first.");
+    return guarded(this.message, "The log could not be read.", async () => {
+      const answer = await request(jobs.path(this.id, `/logs?tail=${LOG_LINES}`));
+      const text = await answer.text();
+      const isAtEnd = this.text.scrollTop + this.text.clientHeight >= this.text.scrollHeight - 8;
+      setText(this.attempt, `attempt ${answer.headers.get("x-attempt")}, ${bytes(Number(answer.headers.get("x-log-bytes")))}`);
+      setText(this.text, text || "The engine has printed nothing yet.");
+      if (isAtEnd) this.text.scrollTop = this.text.scrollHeight;
+      this.wasRead = true;
+    });
+  }
+
+  #save() {
+    return guarded(this.message, "The log could not be saved.", async () => {
+      const answer = await request(jobs.path(this.id, "/logs?tail=100000"));
+      saveText(await answer.text(), `${this.id}.log`, "text/plain");
+    });
+  }
+}
+
+/** Published weights. */
+export class CheckpointsPanel {
+  constructor(id) {
+    this.id = id;
+    this.message = h("div", {});
+    this.content = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Checkpoints" });
+    this.element = h("section", { class: "panel", "aria-labelledby": "checkpoints-title" }, h("h2", { id: "checkpoints-title" }, "Checkpoints"), this.message, this.content);
+  }
+
+  load(signal) {
+    return guarded(this.message, "The checkpoints could not be read.", async () => {
+      const answer = await jobs.checkpoints(this.id, { limit: 100 }, signal);
+      if (!answer.data.length) return fill(this.content, h("p", { class: "soft" }, "None published yet. The last step is always published; method.grpo.checkpoints.every asks for more."));
+      const head = ["Step", "KL", "Reward", "β", "Size", "Saved", "Name to load or to train on", ""];
+      return fill(this.content, h("table", {},
+        h("thead", {}, h("tr", {}, head.map((text) => (text ? h("th", { scope: "col" }, text) : h("td", {}, h("span", { class: "visually-hidden" }, "Actions")))))),
+        h("tbody", {}, answer.data.map((item) => this.#row(item)))));
+    });
+  }
+
+  #row(item) {
+    const { ref_kl: kl, reward, beta } = item.metrics;
+    const state = h("span", { class: "soft", role: "status" });
+    return h("tr", {},
+      h("th", { scope: "row" }, item.step_number.toLocaleString()), h("td", {}, number(kl)), h("td", {}, number(reward)), h("td", {}, number(beta)),
+      h("td", {}, bytes(item.bytes)), h("td", {}, time(item.created_at)), h("td", {}, h("code", {}, item.id)),
+      h("td", {}, h("div", { class: "row" },
+        button("Download", () => this.#download(item, state), { class: "small", "aria-label": `Download the checkpoint of step ${item.step_number}` }),
+        button("Delete", () => this.#remove(item), { class: "small danger", "aria-label": `Delete the checkpoint of step ${item.step_number}` }), state)));
+  }
+
+  #download(item, state) {
+    return guarded(this.message, "The download failed.", async () => {
+      const path = jobs.path(this.id, `/checkpoints/${encodeURIComponent(item.id)}/content`);
+      await save(path, `${this.id}-${item.name}.tar`, (done) => setText(state, `${bytes(done)} of ${bytes(item.bytes)}`));
+    });
+  }
+
+  async #remove(item) {
+    const isSure = await confirmed("Delete this checkpoint?", `The weights of step ${item.step_number} (${bytes(item.bytes)}) will be gone for good.`, "Delete the weights");
+    if (!isSure) return;
+    await guarded(this.message, "The checkpoint was not deleted.", async () => {
+      await json(jobs.path(this.id, `/checkpoints/${encodeURIComponent(item.id)}`), { method: "DELETE" });
+      announce("The checkpoint was deleted.");
+      await this.load();
+    });
+  }
+}
+
+/** What the job was made from. */
+export function settingsPanel(job) {
+  const text = JSON.stringify({ model: job.model, training_file: job.training_file, seed: job.seed, suffix: job.user_provided_suffix, metadata: job.metadata, method: job.method }, null, 2);
+  const facts = [["Job", job.id], ["Model", job.model], ["Training file", job.training_file ?? "–"], ["Created", time(job.created_at)], ["Started", time(job.started_at)],
+    ["Ended", time(job.finished_at)], ["Attempt", String(job.attempt)], ["Reference", job.kl?.reference ? `${job.kl.reference.model} ${job.kl.reference.sha256?.slice(0, 12) ?? ""}` : "–"]];
+  const section = h("section", { class: "panel", "aria-labelledby": "settings-title" }, h("h2", { id: "settings-title" }, "Settings"));
+  append(section, [
+    h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", {}, h("dt", { class: "soft" }, name), h("dd", {}, value)))),
+    h("details", {}, h("summary", {}, "All settings as they were resolved"), h("pre", { class: "log", tabindex: "0", "aria-label": "Resolved settings" }, text)),
+    h("div", { class: "row" }, button("Save as JSON", () => saveText(text, `${job.id}.json`), { class: "small" }),
+      h("a", { class: "button small", href: `#/new?from=${encodeURIComponent(job.id)}` }, "New job from these settings")),
+  ]);
+  return section;
+}
