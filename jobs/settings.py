@@ -150,6 +150,11 @@ class Settings:
         return env
 
 
+def is_redis_given() -> bool:
+    """Whether somebody named a Redis, so that none needs to be started."""
+    return bool(os.environ.get("REDIS_URL") or os.environ.get("GRPO_REDIS_URL"))
+
+
 def bare_environment() -> dict[str, str]:
     """This process's environment without our settings and URLs: what an engine may see, and what a child's settings are added to."""
     return {name: value for name, value in os.environ.items() if not name.startswith("GRPO_") and name not in ("REDIS_URL", "DATABASE_URL")}

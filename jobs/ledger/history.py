@@ -160,6 +160,14 @@ class HistoryBook(Book):
         with self.database.read() as connection:
             return [checkpoint_record(row) for row in connection.execute(query)]
 
+    def stored_checkpoints(self, job_id: str) -> tuple[list[CheckpointRecord], list[CheckpointRecord]]:
+        """Published and resume checkpoints not yet deleted, newest first."""
+        query = sa.select(checkpoints).where(checkpoints.c.job_id == job_id, checkpoints.c.deleted_at.is_(None))
+        with self.database.read() as connection:
+            rows = connection.execute(query.order_by(checkpoints.c.step.desc(), checkpoints.c.epoch.desc())).all()
+        records = [checkpoint_record(row) for row in rows]
+        return [record for record in records if record.kind == "published"], [record for record in records if record.kind == "resume"]
+
     def mark_checkpoint(
         self, checkpoint_id: str, *, pinned: bool | None = None, damaged: bool | None = None, is_deleted: bool = False
     ) -> None:

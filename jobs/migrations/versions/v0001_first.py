@@ -178,7 +178,7 @@ def upgrade() -> None:
         sa.Column("time", sa.Double(), nullable=False),
         sa.Column("metrics", sa.Text(), nullable=False),
         sa.Column("beta", sa.Text(), nullable=False),
-        sa.Column("superseded", sa.Boolean(), server_default=sa.text("0"), nullable=False),
+        sa.Column("superseded", sa.Boolean(), nullable=False),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_steps_job_id")),
         sa.PrimaryKeyConstraint("job_id", "epoch", "seq", name=op.f("pk_steps")),
     )

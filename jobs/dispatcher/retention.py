@@ -1,0 +1,45 @@
+"""Deletes checkpoints that are no longer needed: old resume states, and published ones beyond `checkpoints.keep`.
+
+A published checkpoint goes only when newer ones were accepted (one from a stretch that is being done anew, when that
+stretch was); pinned ones stay. Of the resume states of earlier
+attempts, those older than the current attempt's go; a job that succeeded or was cancelled keeps none.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+from jobs.ledger import CheckpointRecord, JobRecord, Ledger
+from jobs.lifecycle import State
+
+log = logging.getLogger(__name__)
+
+
+class Retention:
+    """Retires checkpoints."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def sweep(self, job: JobRecord) -> None:
+        """Delete what the job no longer needs; the row first, so that nothing listed is missing."""
+        for record in self._due(job):
+            self._ledger.mark_checkpoint(record.id, is_deleted=True)
+            directory = self._ledger.artifacts.checkpoint_dir(job.id, record.epoch, record.name)
+            if directory.exists():
+                shutil.rmtree(directory)
+                log.info("checkpoint %s of attempt %d of job %s was deleted", record.name, record.epoch, job.id)
+
+    def _due(self, job: JobRecord) -> list[CheckpointRecord]:
+        published, resume = self._ledger.stored_checkpoints(job.id)
+        loose = [record for record in published if not record.pinned]
+        current = [record for record in loose if not record.superseded]
+        due = current[job.spec.method.grpo.checkpoints.keep :]
+        reached = max((record.step for record in current), default=0)
+        due += [record for record in loose if record.superseded and (job.is_terminal or record.step <= reached)]
+        if job.state in (State.SUCCEEDED, State.CANCELLED):
+            due += resume
+        elif any(record.epoch == job.epoch for record in resume):
+            due += [record for record in resume if record.epoch < job.epoch]
+        return due
