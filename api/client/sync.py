@@ -1,0 +1,262 @@
+"""The Python client. `Grpo().create_job(spec)` and so on; every answer is a contract view.
+
+Talks HTTP and nothing else. A create carries an Idempotency-Key, so repeating it after a lost answer makes no second
+job. Streams reconnect where they broke off.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import BaseModel
+
+from api.client import sse
+from api.client.errors import ApiError, ServerUnreachable
+from api.client.sse import ServerEvent
+from api.client.transport import Opened, Patience
+from grpo_engine.contract.view import (
+    Checkpoint,
+    ControlCommand,
+    ControlSettings,
+    Deleted,
+    File,
+    Job,
+    JobEvent,
+    MetricPage,
+    MetricRow,
+    Model,
+    Page,
+)
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+JOBS = "/v1/fine_tuning/jobs"
+RETRY_STATUSES = (429, 503)
+MAX_RETRIES = 3
+LONGEST_RETRY_AFTER_S = 30.0
+STREAM_TIMEOUT_S = 45.0
+"""A stream silent for longer than its heartbeats is dead."""
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class Grpo:
+    """A GRPO server. Use it as a context manager, or call `close`.
+
+    `patience_s` is how long streams and waits bear a server that does not answer, for example while it restarts.
+    """
+
+    def __init__(
+        self, base_url: str = DEFAULT_URL, api_key: str | None = None, *, timeout_s: float = 60.0, patience_s: float = 60.0
+    ) -> None:
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self.base_url = base_url.rstrip("/")
+        self._patience_s = patience_s
+        self._http = httpx.Client(
+            base_url=self.base_url, headers=headers, timeout=httpx.Timeout(timeout_s, connect=5.0), trust_env=not _is_loopback(base_url)
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Grpo:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # Jobs
+
+    def create_job(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> Job:
+        """Submit a job. `spec` is the JSON body as a mapping."""
+        key = idempotency_key or str(uuid.uuid4())
+        return self._ask(Job, "POST", JOBS, json=dict(spec), headers={"idempotency-key": key})
+
+    def job(self, job_id: str, *, wait_s: float | None = None) -> Job:
+        """The job; with `wait_s` answers when its state changes, at the latest after so many seconds (60 at most)."""
+        params = {} if wait_s is None else {"wait": wait_s}
+        return self._ask(Job, "GET", f"{JOBS}/{job_id}", params=params)
+
+    def jobs(self, *, limit: int = 20, after: str | None = None, status: str | None = None) -> Page[Job]:
+        """A page of jobs, newest first."""
+        return self._ask(Page[Job], "GET", JOBS, params=_given(limit=limit, after=after, status=status))
+
+    def cancel(self, job_id: str) -> Job:
+        """End the job now."""
+        return self._ask(Job, "POST", f"{JOBS}/{job_id}/cancel")
+
+    def pause(self, job_id: str) -> Job:
+        """Finish the step, checkpoint, free the worker."""
+        return self._ask(Job, "POST", f"{JOBS}/{job_id}/pause")
+
+    def resume(self, job_id: str) -> Job:
+        """Go on from the checkpoint."""
+        return self._ask(Job, "POST", f"{JOBS}/{job_id}/resume")
+
+    def wait(self, job_id: str, *, timeout_s: float | None = None) -> Job:
+        """Block until the job has ended. Raises TimeoutError; bears a restart of the server."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        patience = Patience(self._patience_s)
+        while True:
+            left = 30.0 if deadline is None else min(30.0, deadline - time.monotonic())
+            if left <= 0:
+                raise TimeoutError(f"job {job_id} has not ended after {timeout_s} s")
+            try:
+                job = self.job(job_id, wait_s=left)
+            except ServerUnreachable as error:
+                patience.bear(error)
+                continue
+            patience.restore()
+            if job.is_terminal:
+                return job
+
+    # Telemetry
+
+    def metrics(
+        self, job_id: str, names: list[str] | None = None, *, step_from: int | None = None, step_to: int | None = None
+    ) -> list[MetricRow]:
+        """Telemetry in step order, all pages."""
+        rows: list[MetricRow] = []
+        while True:
+            params = _given(names=names, global_step_from=step_from, global_step_to=step_to, limit=1000)
+            page = self._ask(MetricPage, "GET", f"{JOBS}/{job_id}/metrics", params=params)
+            rows += page.data
+            if not page.has_more:
+                return rows
+            step_from = page.data[-1].step + 1
+
+    def metrics_csv(self, job_id: str, names: list[str] | None = None) -> str:
+        """The same as CSV text, the server's first 10 000 steps."""
+        params = _given(names=names, limit=10_000)
+        return self._request("GET", f"{JOBS}/{job_id}/metrics", params=params, headers={"accept": "text/csv"}).text
+
+    def events(self, job_id: str, *, limit: int = 100, after: str | None = None, order: str = "asc") -> Page[JobEvent]:
+        """What happened to the job."""
+        return self._ask(Page[JobEvent], "GET", f"{JOBS}/{job_id}/events", params=_given(limit=limit, after=after, order=order))
+
+    def stream_metrics(self, job_id: str) -> Iterator[ServerEvent]:
+        """`step.completed`, `run.rewound` and at last `job.finished`, from the first step on; ends with the job."""
+        return self._stream(f"{JOBS}/{job_id}/metrics/stream")
+
+    def stream_events(self, job_id: str) -> Iterator[ServerEvent]:
+        """Life cycle and engine events, from the first on; ends with the job."""
+        return self._stream(f"{JOBS}/{job_id}/events/stream")
+
+    def logs(self, job_id: str, *, tail: int = 1000, attempt: int | None = None) -> str:
+        """The last lines the engine printed."""
+        return self._request("GET", f"{JOBS}/{job_id}/logs", params=_given(tail=tail, attempt=attempt)).text
+
+    # Control
+
+    def control(self, job_id: str) -> ControlSettings:
+        """What can be changed while the job runs."""
+        return self._ask(ControlSettings, "GET", f"{JOBS}/{job_id}/control")
+
+    def set_control(
+        self, job_id: str, *, beta: float | None = None, target: float | None = None, learning_rate: float | None = None
+    ) -> ControlCommand:
+        """Change beta, the target KL or the learning rate from the next step boundary on."""
+        body = _given(beta=beta, target=target, learning_rate=learning_rate)
+        return self._ask(ControlCommand, "PATCH", f"{JOBS}/{job_id}/control", json=body)
+
+    # Checkpoints, files, models
+
+    def checkpoints(self, job_id: str, *, limit: int = 100) -> list[Checkpoint]:
+        """Published checkpoints, newest first."""
+        return self._ask(Page[Checkpoint], "GET", f"{JOBS}/{job_id}/checkpoints", params={"limit": limit}).data
+
+    def read_checkpoint_file(self, checkpoint: Checkpoint, name: str, start: int = 0) -> Iterator[bytes]:
+        """The bytes of one file from `start` on."""
+        path = f"{JOBS}/{checkpoint.fine_tuning_job_id}/checkpoints/{checkpoint.id}/content"
+        headers = {"range": f"bytes={start}-"} if start else {}
+        with self._open("GET", path, params={"file": name}, headers=headers) as response:
+            yield from response.iter_bytes()
+
+    def upload(self, path: Path) -> File:
+        """Upload a training file; the server checks every row."""
+        with path.open("rb") as stream:
+            return self._ask(File, "POST", "/v1/files", data={"purpose": "fine-tune"}, files={"file": (path.name, stream)})
+
+    def files(self, *, limit: int = 100) -> list[File]:
+        """Uploaded files, newest first."""
+        return self._ask(Page[File], "GET", "/v1/files", params={"limit": limit}).data
+
+    def delete_file(self, file_id: str) -> Deleted:
+        """Forget a file; jobs made from it keep their own copy."""
+        return self._ask(Deleted, "DELETE", f"/v1/files/{file_id}")
+
+    def models(self) -> list[Model]:
+        """Models a job may start from."""
+        return self._ask(Page[Model], "GET", "/v1/models").data
+
+    # Plumbing
+
+    def _ask(self, kind: type[Answer], method: str, path: str, **request: Any) -> Answer:
+        return kind.model_validate_json(self._request(method, path, **request).content, extra="ignore")
+
+    def _request(self, method: str, path: str, **request: Any) -> httpx.Response:
+        for attempt in range(MAX_RETRIES + 1):
+            try:
+                response = self._http.request(method, path, **request)
+            except httpx.TransportError as error:
+                raise ServerUnreachable(self.base_url, error) from error
+            if response.is_success:
+                return response
+            if response.status_code not in RETRY_STATUSES or attempt == MAX_RETRIES or "files" in request:
+                break
+            time.sleep(min(_retry_after(response, 0.5 * 2**attempt), LONGEST_RETRY_AFTER_S))
+        raise ApiError.from_response(response)
+
+    def _open(self, method: str, path: str, **request: Any) -> Opened:
+        return Opened(self._http, self.base_url, method, path, request)
+
+    def _stream(self, path: str) -> Iterator[ServerEvent]:
+        last_id: str | None = None
+        patience = Patience(self._patience_s)
+        timeout = httpx.Timeout(STREAM_TIMEOUT_S, connect=5.0)
+        while True:
+            headers = {} if last_id is None else {"last-event-id": last_id}
+            try:
+                with self._open("GET", path, headers=headers, timeout=timeout) as response:
+                    if response.status_code == httpx.codes.NO_CONTENT:
+                        return
+                    for event in sse.parse(response.iter_lines()):
+                        if event is None:
+                            return
+                        patience.restore()
+                        last_id = event.id or last_id
+                        yield event
+                patience.bear(ServerUnreachable(self.base_url, ConnectionError("the stream broke off")))
+            except httpx.TransportError as error:
+                patience.bear(ServerUnreachable(self.base_url, error))
+            except ServerUnreachable as error:
+                patience.bear(error)
+            except ApiError as error:
+                if error.status not in RETRY_STATUSES:
+                    raise
+                patience.bear(error)
+
+
+def _given(**params: Any) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def _retry_after(response: httpx.Response, otherwise: float) -> float:
+    text = response.headers.get("retry-after", "")
+    return float(text) if text.isdecimal() else otherwise
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
