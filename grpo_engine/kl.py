@@ -26,11 +26,34 @@ Shapes: B rows, T completion tokens, N flat positions, V vocabulary. Units: nats
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_engine.contract.kl import Direction, Estimator, KlConfig
+
+
+class _ToDouble(torch.autograd.Function):
+    """float64 on the way in; on the way back the gradient saturates at the input dtype's range instead of overflowing.
+
+    1 - exp(12) does not fit into float16, which a half-precision leaf would turn into an infinite gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logprob: Tensor) -> Tensor:
+        ctx.dtype = logprob.dtype
+        return logprob.double()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        limit = torch.finfo(ctx.dtype).max
+        return gradient.clamp(-limit, limit).to(ctx.dtype)
+
+
+def _to_double(logprob: Tensor) -> Tensor:
+    widened: Tensor = _ToDouble.apply(logprob)  # type: ignore[no-untyped-call]
+    return widened
 
 
 @dataclass(frozen=True)
@@ -57,7 +80,7 @@ def kl_value(logprob: Tensor, ref_logprob: Tensor, estimator: Estimator, directi
 
     Differentiable; its autograd is the `naive` gradient. Raises ValueError for `exact`, which needs the whole vocabulary.
     """
-    return _value(ref_logprob.double() - logprob.double(), estimator, direction)
+    return _value(_to_double(ref_logprob) - _to_double(logprob), estimator, direction)
 
 
 def _value(x: Tensor, estimator: Estimator, direction: Direction) -> Tensor:
@@ -150,7 +173,7 @@ def kl_loss_tokens(
         if exact is None:
             raise ValueError("estimator exact needs the exact KL of every position")
         return _exact_tokens(exact, mask_BT, cfg)
-    logprob_BT = logprob_BT.double().where(mask_BT, 0.0)
+    logprob_BT = _to_double(logprob_BT).where(mask_BT, 0.0)
     x_BT = ref_logprob_BT.detach().double().where(mask_BT, 0.0) - logprob_BT
     w_BT = importance_weight(logprob_BT, _masked(old_logprob_BT, mask_BT), _masked(sampler_logprob_BT, mask_BT), cfg)
     raw_BT = _value(x_BT.detach(), cfg.estimator, cfg.direction)
