@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from typing import Any
 
 import sqlalchemy as sa
+from pydantic_core import from_json
 
 from grpo_engine.contract.error import InvalidRequest, NotFound
 from jobs.ledger.book import Book
@@ -195,7 +195,7 @@ class HistoryBook(Book):
 
 
 def _step_record(row: sa.Row[Any], names: set[str] | None) -> StepRecord:
-    metrics = json.loads(row.metrics)
+    metrics = from_json(row.metrics, cache_strings="keys")
     if names is not None:
         metrics = {name: value for name, value in metrics.items() if name in names}
-    return StepRecord(row.step, row.epoch, row.seq, row.time, metrics, json.loads(row.beta), row.superseded)
+    return StepRecord(row.step, row.epoch, row.seq, row.time, metrics, from_json(row.beta, cache_strings="keys"), row.superseded)
