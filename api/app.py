@@ -12,7 +12,7 @@ from importlib.metadata import version
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.responses import JSONResponse
 
-from api import errors, pages
+from api import errors
 from api.auth import PUBLIC_PATHS, KeyRing, authorise, require_safe_bind, requires
 from api.deps import Services, known_query
 from api.middleware import BodyLimit, RequestId
@@ -59,7 +59,6 @@ def create_app(settings: Settings | None = None, *, limits: StreamLimits | None 
     app.include_router(_description(app), dependencies=closed)
     app.include_router(health.public)
     app.include_router(dashboard.router)
-    pages.install(app)
     errors.install(app)
     app.add_middleware(BodyLimit, limit=parts.settings.body_limit_bytes, file_limit=parts.settings.file_limit_bytes)
     app.add_middleware(RequestId)

@@ -20,8 +20,8 @@ from fastapi import Request
 from grpo_engine.contract.error import Forbidden, InvalidRequest, Unauthorized
 from jobs.ledger import Ledger
 
-PUBLIC_PATHS = frozenset({"/healthz", "/readyz"})
-"""Everything that needs no key."""
+PUBLIC_PATHS = frozenset({"/", "/healthz", "/readyz"})
+"""Beside the dashboard's files below /static, everything that needs no key."""
 
 Scope = Literal["read", "submit", "control", "admin"]
 

@@ -49,7 +49,8 @@ def describe(app: FastAPI, public_paths: frozenset[str]) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes, description=_ABOUT)
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
-    _, extra = models_json_schema([(model, "validation") for model in [*_bodies, Problem]], ref_template=_REF)
+    models: list[type[BaseModel]] = [*_bodies, Problem]
+    _, extra = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     for name, schema in extra.get("$defs", {}).items():
         schemas.setdefault(name, schema)
     for name in ("HTTPValidationError", "ValidationError"):

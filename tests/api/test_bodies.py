@@ -1,0 +1,174 @@
+"""Bodies, headers and errors at the wire: every refusal is a 4xx in the one format, and never a 5xx."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+from fastapi import APIRouter
+
+from grpo_engine.contract.error import GrpoError
+from tests.api.conftest import Server, create, spec, upload
+from tests.api.test_strict_json import REFUSED
+
+JOBS = "/v1/fine_tuning/jobs"
+JSON = {"content-type": "application/json"}
+
+ROUTES = [
+    ("POST", JOBS),
+    ("POST", f"{JOBS}/validate"),
+    ("PUT", f"{JOBS}/by-key/k"),
+    ("PATCH", f"{JOBS}/JOB/control"),
+    ("POST", "/v1/fine_tuning/alpha/graders/run"),
+    ("POST", "/v1/fine_tuning/alpha/graders/validate"),
+]
+
+
+def test_nothing_that_is_not_strict_json_gets_in_anywhere(client: httpx.Client) -> None:
+    job_id = create(client)
+    before = client.get(JOBS).json()["data"]
+    for method, route in ROUTES:
+        path = route.replace("JOB", job_id)
+        for name, body, status, _ in REFUSED:
+            answer = client.request(method, path, content=body, headers=JSON)
+            assert answer.status_code == status, (path, name)
+            strict_problem(answer)
+        for text in ('"text"', "7", "null", "[]", "true"):
+            assert client.request(method, path, content=text, headers=JSON).status_code == 422, (path, text)
+    assert client.get(JOBS).json()["data"] == before
+
+
+def strict_problem(answer: httpx.Response) -> None:
+    problem = json.loads(answer.content, parse_constant=lambda name: pytest.fail(f"{name} on the wire"))
+    assert set(problem) == {"type", "title", "status", "detail", "instance", "error"}
+    assert set(problem["error"]) == {"message", "type", "param", "code"}
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "kind", [None, "text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-16", "application/jsonx"]
+)
+def test_json_comes_as_application_json_only(client: httpx.Client, kind: str | None) -> None:
+    answer = client.post(JOBS, content=b"{}", headers={} if kind is None else {"content-type": kind})
+    assert answer.status_code == 415
+    assert answer.json()["error"]["param"] == "content-type"
+
+
+def test_unicode_labels_come_back_byte_for_byte(client: httpx.Client) -> None:
+    labels = {"rtl": "\u202eשלום", "emoji": "👩‍👩‍👧", "nfc": "é", "nfd": "e\u0301", "long": "x" * 512}
+    body = {**spec(upload(client)), "metadata": labels}
+    assert client.post(JOBS, json=body).json()["metadata"] == labels
+    assert client.post(JOBS, json={**body, "metadata": {"long": "x" * 10_000}}).json()["error"]["param"] == "metadata.long"
+
+
+def test_a_json_body_of_20_mb_is_413_and_the_server_goes_on(client: httpx.Client) -> None:
+    answer = client.post(JOBS, content=b" " * 20_000_000, headers=JSON)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "payload_too_large"
+    assert client.get(JOBS).status_code == 200
+
+
+def test_the_cap_counts_bytes_and_not_what_a_header_says(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    chunks = (b" " * 65_536 for _ in range(40))
+    connection.request("POST", JOBS, body=chunks, headers=JSON, encode_chunked=True)
+    answer = connection.getresponse()
+    assert answer.status == 413
+    assert json.loads(answer.read())["error"]["code"] == "payload_too_large"
+    connection.close()
+
+
+def test_a_body_just_below_the_cap_is_read(client: httpx.Client, server: Server) -> None:
+    body = json.dumps(spec("file-none")).encode()
+    padded = body + b" " * (server.settings.body_limit_bytes - len(body))
+    assert client.post(JOBS, content=padded, headers=JSON).json()["error"]["param"] == "training_file"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{JOBS}/..%2f..%2fetc%2fpasswd",
+        f"{JOBS}/%252e%252e",
+        f"{JOBS}/..%5c..%5c",
+        f"{JOBS}/ftjob-a%00b",
+        f"{JOBS}/%23",
+        f"{JOBS}/ftjob-1/checkpoints/..%2f..%2f/content",
+        "/v1/files/..%2f..%2fgrpo.db/content",
+        "/v1/files/%2fetc%2fpasswd",
+        "/v1/nothing",
+        "/v1/fine_tuning/jobs/",
+    ],
+)
+def test_odd_paths_are_404(client: httpx.Client, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 404
+    strict_problem(answer)
+
+
+def test_an_overlong_id_and_a_wrong_method_are_4xx(client: httpx.Client) -> None:
+    assert client.get(f"{JOBS}/{'x' * 5000}").status_code == 422
+    answer = client.put(JOBS, json={})
+    assert answer.status_code == 405
+    assert "GET" in answer.headers["allow"] or "POST" in answer.headers["allow"]
+    strict_problem(answer)
+
+
+def test_the_clients_request_id_is_kept_when_it_is_plain(client: httpx.Client) -> None:
+    assert client.get("/healthz", headers={"x-request-id": "trace-1.a"}).headers["x-request-id"] == "trace-1.a"
+    assert client.get("/healthz", headers={"x-request-id": "a b"}).headers["x-request-id"].startswith("req_")
+
+
+def test_a_defect_is_a_500_in_the_same_format_and_in_the_log(
+    server: Server, client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = APIRouter()
+
+    @router.get("/broken")
+    def broken() -> None:
+        raise RuntimeError("the reason")
+
+    server.app.include_router(router)
+    answer = client.get("/broken", headers={"x-request-id": "find-me"})
+    assert answer.status_code == 500
+    assert "the reason" not in answer.text
+    assert answer.headers["x-should-retry"] == "false"
+    strict_problem(answer)
+    assert any("find-me" in record.getMessage() and record.exc_info for record in caplog.records)
+
+
+def test_a_half_sent_body_creates_nothing(server: Server, client: httpx.Client) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as raw:
+        raw.sendall(f"POST {JOBS} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 500\r\n\r\n{{".encode())
+    assert client.get(JOBS).json()["data"] == []
+
+
+def test_the_api_loads_no_torch() -> None:
+    code = "import sys, api.app; print([name for name in ('torch', 'transformers', 'worker') if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_the_openapi_document_names_every_route_and_resolves(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    text = json.dumps(document)
+    assert JOBS in document["paths"]
+    names = set(document["components"]["schemas"])
+    refs = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}
+    assert refs <= names
+    assert "JobSpec" in names
+    assert "HTTPValidationError" not in names
+
+
+def test_errors_have_a_status_and_a_code_of_their_own() -> None:
+    def family(kind: type[GrpoError]) -> list[type[GrpoError]]:
+        return [kind, *(member for child in kind.__subclasses__() for member in family(child))]
+
+    for kind in family(GrpoError):
+        assert 400 <= kind.status <= 599
+        assert kind.code
