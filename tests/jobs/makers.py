@@ -48,7 +48,7 @@ class FakeAttempt:
     def claim(self, worker: str = "w1") -> bool:
         return self.artifacts.claim(self.job_id, self.epoch, worker)
 
-    def event(self, kind: str, step: int | None = None, *, is_written: bool = True, **data: Any) -> EngineEvent:
+    def event(self, kind: str, step: int | None = None, /, *, is_written: bool = True, **data: Any) -> EngineEvent:
         """The next event, appended to events.jsonl unless `is_written` is false."""
         self.seq += 1
         event = EngineEvent(epoch=self.epoch, seq=self.seq, time=1000.0 + self.seq, type=kind, step=step, message=kind, data=data)

@@ -176,7 +176,7 @@ def test_cancel_before_a_worker_has_it_is_immediate_and_final(any_ledger: Ledger
             assert any_ledger.request(job.id, "cancel").state is State.CANCELLED
         for wanted in ("pause", "resume"):
             with pytest.raises(Conflict) as caught:
-                any_ledger.request(job.id, wanted)  # type: ignore[arg-type]
+                any_ledger.request(job.id, wanted)
             assert caught.value.headers["x-should-retry"] == "false"
         if steps:
             assert not any_ledger.artifacts.claim(job.id, 1, "late worker"), "no worker can start it any more"
