@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from api.client.errors import ClientError
-from api.client.sync import Grpo
+from api.client.sync import DEFAULT_URL, Grpo
 from api.client.watch import Follower
 from api.embedded.stack import Stack
 from api.up import Interrupts, running_stack, tend_until
@@ -28,6 +28,7 @@ class Demo:
         self._console = console
         self._spec = spec
         self._rows = rows
+        self._data_dir = stack.settings.data_dir
         self._client = Grpo(stack.url, stack.settings.api_key or None)
         self._follower: Follower | None = None
         self._thread = threading.Thread(target=self._run, name="demo", daemon=True)
@@ -65,17 +66,25 @@ class Demo:
         if job.error is not None:
             words += f": {job.error.message}"
         self._say(f"[bold]{words}[/bold]")
-        base = f"{self._client.base_url}/v1/fine_tuning/jobs/{job.id}"
-        self._say(f"metrics      curl {base}/metrics      or: grpo metrics {job.id}")
-        self._say(f"what happened       grpo events {job.id}; engine output: grpo logs {job.id}")
+        folder = self._data_dir / "jobs" / job.id / "attempts"
+        self._say(f"telemetry    {folder / str(job.attempt) / 'events.jsonl'}")
         checkpoints = self._client.checkpoints(job.id)
         if checkpoints:
-            best = max(checkpoints, key=lambda checkpoint: checkpoint.step_number)
-            self._say(f"checkpoint   {base}/checkpoints/{best.id}/content")
-            self._say(f"load it      grpo pull {job.id} --to ./model")
-            self._say(
-                "             python -c \"from transformers import pipeline; print(pipeline('text-generation', './model')('12 + 30 ='))\""
-            )
+            newest = max(checkpoints, key=lambda checkpoint: checkpoint.step_number)
+            where = max(folder.glob(f"*/checkpoints/{newest.name}"), key=lambda path: int(path.parents[1].name))
+            self._say(f"checkpoint   {where}")
+            self._say("load it      from transformers import AutoModelForCausalLM, AutoTokenizer")
+            self._say(f"             model = AutoModelForCausalLM.from_pretrained({str(where)!r})")
+            self._say(f"             tokenizer = AutoTokenizer.from_pretrained({str(where)!r})")
+
+    def hints(self) -> None:
+        """What to try while the server is up."""
+        if self.job is None:
+            return
+        job_id, prefix = self.job.id, f"GRPO_BASE_URL={self._client.base_url} " if self._client.base_url != DEFAULT_URL else ""
+        self._say(f"look closer  curl {self._client.base_url}/v1/fine_tuning/jobs/{job_id}/metrics")
+        for command in ("metrics", "events", "logs", "pull"):
+            self._say(f"             {prefix}grpo {command} {job_id}")
 
     def _say(self, words: str) -> None:
         self._console.print(words, highlight=False, soft_wrap=True)
@@ -94,6 +103,7 @@ def demo(settings: Settings, console: Console, *, should_exit: bool, spec_path: 
         if shown.error is not None:
             console.print(f"[bold red]{shown.error}[/bold red]", highlight=False, soft_wrap=True)
         elif shown.is_over and not should_exit:
+            shown.hints()
             _stay(stack, interrupts, console)
         shown.stop()
         return _exit_code(shown)

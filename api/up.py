@@ -10,6 +10,7 @@ from types import FrameType
 
 from rich.console import Console
 
+from api.client.sync import DEFAULT_URL
 from api.embedded.stack import Stack
 from jobs.settings import Settings, is_redis_given
 
@@ -57,7 +58,7 @@ def running_stack(settings: Settings, console: Console) -> Iterator[tuple[Stack,
         try:
             yield stack, interrupts
         finally:
-            console.print("stopping; a running job ends its step and saves (Ctrl-C again to stop at once)", highlight=False)
+            console.print("stopping ...", highlight=False)
             stack.stop(interrupts.is_hurried)
             console.print("stopped", highlight=False)
 
@@ -69,6 +70,10 @@ def tend_until(stack: Stack, is_over: Callable[[], bool]) -> None:
         time.sleep(TEND_S)
 
 
+def _address_hint(url: str) -> str:
+    return "" if url == DEFAULT_URL else f"[bold]Client[/bold]     export GRPO_BASE_URL={url}\n"
+
+
 def up(settings: Settings, console: Console) -> None:
     """Run the embedded server until it is interrupted."""
     with running_stack(settings, console) as (stack, interrupts):
@@ -77,7 +82,7 @@ def up(settings: Settings, console: Console) -> None:
             f"[bold]Dashboard[/bold]  {stack.url}/\n"
             f"[bold]Data[/bold]       {stack.settings.data_dir}\n"
             f"[bold]Logs[/bold]       {stack.logs}\n"
-            "Ctrl-C stops everything.",
+            f"{_address_hint(stack.url)}Ctrl-C stops everything.",
             highlight=False,
             soft_wrap=True,
         )

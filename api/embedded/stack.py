@@ -22,6 +22,7 @@ from api.embedded.valkey import EmbeddedValkey, free_port
 from jobs.settings import Settings, bare_environment
 
 START_TIMEOUT_S = 60.0
+NOTICE_AFTER_S = 3.0
 _POLL_S = 0.1
 
 
@@ -72,8 +73,12 @@ class Stack:
             if child is None or not child.is_running:
                 continue
             child.ask_to_stop()
-            deadline = time.monotonic() + child.plan.stop_grace_s
-            while child.is_running and time.monotonic() < deadline and not is_hurried():
+            begun = time.monotonic()
+            notice_at = begun + NOTICE_AFTER_S if name == "worker" else float("inf")
+            while child.is_running and time.monotonic() < begun + child.plan.stop_grace_s and not is_hurried():
+                if time.monotonic() >= notice_at:
+                    self._say("the running job ends its step and saves; Ctrl-C again stops it at once")
+                    notice_at = float("inf")
                 time.sleep(_POLL_S)
             if child.is_running:
                 self._say(f"{name} is killed")
