@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from pydantic_core import from_json
+from sqlalchemy.dialects import postgresql
 
 from grpo_engine.contract.error import InvalidRequest, NotFound
 from jobs.ledger.book import Book
@@ -23,6 +24,9 @@ from jobs.ledger.records import (
 from jobs.tables import checkpoints, job_events, steps
 
 MAX_MISSING = 1000
+MAX_PICKED = 8
+
+_STEP_COLUMNS = (steps.c.step, steps.c.epoch, steps.c.seq, steps.c.time, steps.c.beta, steps.c.superseded, steps.c.metrics)
 
 
 class HistoryBook(Book):
@@ -68,7 +72,8 @@ class HistoryBook(Book):
         `names` keeps these metrics only. `limit` cuts after so many steps: the first ones, or with `newest` the last
         (still in step order). With superseded rows the order is (epoch, seq).
         """
-        query = sa.select(steps).where(steps.c.job_id == job_id)
+        picked = self._picked(names)
+        query = sa.select(*(_STEP_COLUMNS if picked is None else _STEP_COLUMNS[:-1]), *(picked or ())).where(steps.c.job_id == job_id)
         if not with_superseded:
             query = query.where(steps.c.superseded.is_(False))
         for bound in (
@@ -85,8 +90,21 @@ class HistoryBook(Book):
         with self.database.read() as connection:
             self._job(connection, job_id)
             rows = connection.execute(query if limit is None else query.limit(limit)).all()
-        wanted = None if names is None else set(names)
-        return [_step_record(row, wanted) for row in (reversed(rows) if newest else rows)]
+        ordered = reversed(rows) if newest else rows
+        if picked is None:
+            return [_step_record(row, names) for row in ordered]
+        return [_picked_record(row, tuple(names or ())) for row in ordered]
+
+    def _picked(self, names: Collection[str] | None) -> list[sa.ColumnElement[Any]] | None:
+        """Columns that take a few metrics out inside the database, which is ten times faster than reading all of them.
+
+        None when that is not worth it, or a name cannot be spelt in SQLite's JSON paths.
+        """
+        if names is None or len(names) > MAX_PICKED or any(mark in name for name in names for mark in '"\\'):
+            return None
+        if self.database.is_sqlite:
+            return [sa.func.json_extract(steps.c.metrics, f'$."{name}"') for name in names]
+        return [sa.cast(sa.cast(steps.c.metrics, postgresql.JSON).op("->")(name), sa.Text) for name in names]
 
     def metrics_after(self, job_id: str, after: tuple[int, int], limit: int = 1000) -> list[StepRecord]:
         """Telemetry rows after (epoch, seq), in that order, superseded ones included: what the metrics stream replays."""
@@ -194,8 +212,15 @@ class HistoryBook(Book):
                 self._note(connection, row.job_id, "checkpoint.deleted", message, step=row.step, data=data)
 
 
-def _step_record(row: sa.Row[Any], names: set[str] | None) -> StepRecord:
-    metrics = from_json(row.metrics, cache_strings="keys")
+def _step_record(row: sa.Row[Any], names: Collection[str] | None) -> StepRecord:
+    metrics = from_json(row.metrics)
     if names is not None:
-        metrics = {name: value for name, value in metrics.items() if name in names}
-    return StepRecord(row.step, row.epoch, row.seq, row.time, metrics, from_json(row.beta, cache_strings="keys"), row.superseded)
+        metrics = {name: metrics[name] for name in names if name in metrics}
+    return StepRecord(row.step, row.epoch, row.seq, row.time, metrics, from_json(row.beta), row.superseded)
+
+
+def _picked_record(row: sa.Row[Any], names: tuple[str, ...]) -> StepRecord:
+    """Numbers come as numbers from SQLite and as JSON from PostgreSQL; spelt-out non-finite ones as JSON from both."""
+    values = zip(names, row[len(_STEP_COLUMNS) - 1 :], strict=True)
+    metrics = {name: from_json(value) if isinstance(value, str) else value for name, value in values if value is not None}
+    return StepRecord(row.step, row.epoch, row.seq, row.time, metrics, from_json(row.beta), row.superseded)

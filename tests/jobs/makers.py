@@ -48,10 +48,14 @@ class FakeAttempt:
     def claim(self, worker: str = "w1") -> bool:
         return self.artifacts.claim(self.job_id, self.epoch, worker)
 
-    def event(self, kind: str, step: int | None = None, /, *, is_written: bool = True, **data: Any) -> EngineEvent:
+    def event(
+        self, kind: str, step: int | None = None, content: dict[str, Any] | None = None, /, *, is_written: bool = True, **data: Any
+    ) -> EngineEvent:
         """The next event, appended to events.jsonl unless `is_written` is false."""
         self.seq += 1
-        event = EngineEvent(epoch=self.epoch, seq=self.seq, time=1000.0 + self.seq, type=kind, step=step, message=kind, data=data)
+        event = EngineEvent(
+            epoch=self.epoch, seq=self.seq, time=1000.0 + self.seq, type=kind, step=step, message=kind, data={**(content or {}), **data}
+        )
         if is_written:
             self.path.mkdir(parents=True, exist_ok=True)
             with self.artifacts.events_path(self.job_id, self.epoch).open("a") as stream:
@@ -59,9 +63,9 @@ class FakeAttempt:
         self.events.append(event)
         return event
 
-    def step(self, number: int, *, is_written: bool = True, **metrics: Any) -> EngineEvent:
+    def step(self, number: int, metrics: dict[str, Any] | None = None, *, is_written: bool = True) -> EngineEvent:
         """`step.completed`."""
-        values = {"kl/ref/k3/mean": 0.01 * number, "beta/applied": 0.04, **metrics}
+        values = {"kl/ref/k3/mean": 0.01 * number, "beta/applied": 0.04, **(metrics or {})}
         return self.event("step.completed", number, is_written=is_written, metrics=values, beta={"value": 0.04, "step": number})
 
     def checkpoint(self, step: int, kind: str = "resume", content: bytes = b"weights") -> EngineEvent:

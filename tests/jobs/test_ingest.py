@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -37,7 +38,7 @@ def test_telemetry_arrives_and_the_job_shows_its_latest_step(any_ledger: Ledger)
     attempt = start(any_ledger, job.id)
     attempt.event("engine.started")
     attempt.step(1)
-    attempt.step(2, **{"reward/mean": 0.5, "grad_norm/total": math.nan})
+    attempt.step(2, {"reward/mean": 0.5, "grad_norm/total": math.nan})
     result = any_ledger.ingest(job.id, attempt.events)
     assert (result.taken, result.last, result.has_gap) == (3, (1, 3), False)
     shown = any_ledger.get_job(job.id)
@@ -47,6 +48,9 @@ def test_telemetry_arrives_and_the_job_shows_its_latest_step(any_ledger: Ledger)
     assert shown.beta == {"value": 0.04, "step": 2}
     rows = any_ledger.metrics(job.id, ["reward/mean"], 1, 2)
     assert [(row.step, row.metrics) for row in rows] == [(1, {}), (2, {"reward/mean": 0.5})]
+    chosen = any_ledger.metrics(job.id, ["grad_norm/total", "kl/ref/k3/mean", "none"], 2)[0].metrics
+    assert chosen == {"grad_norm/total": {"value": None, "nonfinite": "nan"}, "kl/ref/k3/mean": 0.02}
+    assert any_ledger.metrics(job.id, ["kl/ref/k3/mean", 'odd"name'], 2)[0].metrics == {"kl/ref/k3/mean": 0.02}
     assert [row.step for row in any_ledger.metrics(job.id, step_from=2)] == [2]
     assert [row.step for row in any_ledger.metrics(job.id, limit=1)] == [1]
     assert [row.step for row in any_ledger.metrics(job.id, limit=1, newest=True)] == [2]
@@ -191,10 +195,10 @@ def test_checkpoints_carry_what_gates_need(any_ledger: Ledger) -> None:
         ("control.applied", 1, {"command": "x"}),
     ],
 )
-def test_an_event_that_breaks_its_format_is_kept_and_told(any_ledger: Ledger, kind: str, step: int | None, data: dict[str, object]) -> None:
+def test_an_event_that_breaks_its_format_is_kept_and_told(any_ledger: Ledger, kind: str, step: int | None, data: dict[str, Any]) -> None:
     job = make_job(any_ledger)
     attempt = start(any_ledger, job.id)
-    any_ledger.ingest(job.id, [attempt.event(kind, step, **data), attempt.step(1)])
+    any_ledger.ingest(job.id, [attempt.event(kind, step, data), attempt.step(1)])
     assert steps_of(any_ledger, job.id) == [(1, 1, 2)]
     found = any_ledger.events(job.id, types=[kind, "telemetry.invalid"]).data
     assert [event.type for event in found] == ["telemetry.invalid", kind]
