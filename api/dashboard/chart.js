@@ -78,6 +78,7 @@ export class Chart {
     }, this.canvas, this.selection);
     this.empty = h("p", { class: "chart-empty", hidden: true }, this.options.empty ?? "No values yet.");
     this.legend = h("ul", { class: "legend" });
+    this.alarm = h("p", { class: "alarm", hidden: true });
     this.log = h("button", { type: "button", class: "small", "aria-pressed": String(this.options.isLog), on: { click: () => this.#toggleLog() } }, "log");
     this.table = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${this.options.title}, values` });
     this.details = h("details", { class: "values", on: { toggle: () => this.#fillTable() } }, h("summary", {}, "Values as a table"), this.table);
@@ -86,7 +87,7 @@ export class Chart {
         h("h3", { id: heading }, this.options.title, h("span", { class: "unit" }, this.options.unit ? ` ${this.options.unit}` : "")),
         this.options.canLog ? this.log : null),
       this.options.description ? h("p", { class: "hint" }, this.options.description) : null,
-      h("div", { class: "frame" }, this.stage, this.empty), this.legend, this.details);
+      h("div", { class: "frame" }, this.stage, this.empty), this.legend, this.alarm, this.details);
     this.release = listen(this);
   }
 
@@ -147,7 +148,18 @@ export class Chart {
     this.stage.setAttribute("aria-valuemin", String(this.group.extent[0]));
     this.stage.setAttribute("aria-valuemax", String(this.group.extent[1]));
     this.stage.setAttribute("aria-valuenow", String(step));
-    this.stage.setAttribute("aria-valuetext", `${this.options.axis} ${number(step)}: ${texts.filter(Boolean).join(", ") || "no values"}`);
+    const alarm = this.#nearAlarm(step);
+    this.alarm.hidden = !alarm;
+    setText(this.alarm, alarm ? `⚑ step ${alarm.step.toLocaleString()}: ${alarm.text}` : "");
+    this.stage.setAttribute("aria-valuetext", `${this.options.axis} ${number(step)}: ${texts.filter(Boolean).join(", ") || "no values"}${alarm ? `. Alarm: ${alarm.text}` : ""}`);
+  }
+
+  /** The alarm under the cursor; without a cursor the latest in view. */
+  #nearAlarm(step) {
+    const [low, high] = this.group.window;
+    const alarms = (this.data.marks ?? []).filter((mark) => mark.kind === "alarm" && mark.step >= low && mark.step <= high);
+    if (this.group.cursor === null) return alarms.at(-1);
+    return alarms.findLast((mark) => Math.abs(mark.step - step) <= (high - low) / 60);
   }
 
   #fillLegend() {

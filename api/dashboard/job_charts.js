@@ -4,6 +4,7 @@ import { Chart, ChartGroup } from "./chart.js";
 import { append, h } from "./dom.js";
 import { bandOf, ESTIMATORS, klName, targetBand } from "./names.js";
 
+const MAIN = 3;
 const MANY_ACTIONS = 80;
 const FAMILY = "reward/grader/";
 const TIMES = { sample: "sampling", grade: "grading", reference: "reference", update: "update", checkpoint: "checkpoint" };
@@ -85,13 +86,14 @@ export function wanted(definitions) {
   return (name) => names.has(name) || name.startsWith(FAMILY);
 }
 
-/** All charts of one job on a grid. */
+/** All charts of one job: KL, beta and reward in `element`, the others in `more`. */
 export class JobCharts {
   constructor(job, feed) {
     this.feed = feed;
     this.alarms = [];
     this.job = job;
     this.element = h("div", { class: "charts" });
+    this.more = h("div", { class: "charts" });
     this.group = new ChartGroup({ onZoom: (range) => { this.onZoom(range); feed.zoom(range); } });
     this.onZoom = () => {};
     this.charts = [];
@@ -99,7 +101,9 @@ export class JobCharts {
 
   build(definitions) {
     this.charts = definitions.map((definition) => ({ definition, chart: new Chart(this.group, definition) }));
-    append(this.element, this.charts.map(({ chart }) => chart.element));
+    const elements = this.charts.map(({ chart }) => chart.element);
+    append(this.element, elements.slice(0, MAIN));
+    append(this.more, elements.slice(MAIN));
     this.update();
   }
 

@@ -6,7 +6,7 @@ import { fromBuckets, Series } from "./series.js";
 import { follow, pause } from "./sse.js";
 
 const PULSE_MS = 2000;
-const BUCKETS = 400;
+const BUCKETS = 250;
 const EVENTS = 1000;
 
 /**

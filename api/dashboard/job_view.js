@@ -78,7 +78,8 @@ class JobView {
         h("span", { class: "hint" }, "Drag over a chart to zoom, double-click for the whole run. Keys: arrows, +, −, 0.")),
       this.charts.element,
       h("div", { class: "two" }, this.control.element, this.eventsPanel.element),
-      this.checkpoints.element, this.log.element, this.settings);
+      h("h2", { class: "section" }, "More curves"), this.charts.more,
+      h("div", { class: "section" }), this.checkpoints.element, this.log.element, this.settings);
     this.control.load(this.feed.abort.signal);
     this.checkpoints.load(this.feed.abort.signal);
   }

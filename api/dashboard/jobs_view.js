@@ -217,7 +217,11 @@ class JobRow {
     return job.status === "running" ? job.phase.replaceAll("_", " ") : "";
   }
 
-  wantsSparks(job) { return job.progress.step > 0 && job.progress.step !== this.sparkStep; }
+  /** Curves are read anew when they are a fiftieth longer, or shorter. */
+  wantsSparks(job) {
+    const { step } = job.progress;
+    return step > 0 && (this.sparkStep < 0 || step < this.sparkStep || step - this.sparkStep >= Math.max(1, step / 50));
+  }
 
   draw(part, series, job) {
     if (!series) return;

@@ -87,7 +87,9 @@ function drawGrid(context, x, y, view, colours) {
   const room = Math.max(2, Math.floor(view.width / 110));
   for (const step of ticks(x.low, x.high, room)) {
     if (view.wholeSteps && !Number.isInteger(step)) continue;
-    context.fillText(view.wholeSteps ? step.toLocaleString() : number(step, 3), x.place(step), view.height - 7);
+    const text = view.wholeSteps ? step.toLocaleString() : number(step, 3);
+    const half = context.measureText(text).width / 2;
+    context.fillText(text, Math.min(x.place(step), view.width - half - 2), view.height - 7);
   }
 }
 
