@@ -74,7 +74,7 @@ def beta_numbers(cfg: Any) -> list[float]:
     rule = BetaRule.create(cfg, 200)
     series = []
     for step in range(1, 201):
-        kl = abs(0.03 * math.sin(step / 25)) * (1 - step / 250) + 0.002 * (step % 3)
+        kl = abs(0.06 * math.sin(step / 25)) * (1 - step / 250) + 0.002 * (step % 3)
         series.append(rule.update(step, kl, 30 * kl if step % 7 else 0.0, 16).new)
     return series
 
@@ -164,10 +164,10 @@ BETA_CHANGES: list[tuple[type[BaseModel], dict[str, Any], dict[str, Any]]] = [
         for change in SHARED_CHANGES
     ],
     *[
-        (DeadbandBeta, {"rule": "deadband", **ADAPTIVE}, change)
+        (DeadbandBeta, {"rule": "deadband", **ADAPTIVE, "max": 0.5}, change)
         for change in ({"up": 1.3}, {"down": 1.3}, {"low_ratio": 0.5}, {"high_ratio": 1.4})
     ],
-    *[(PpoBeta, {"rule": "ppo", **ADAPTIVE}, change) for change in ({"factor": 1.5}, {"band": 1.2}, {"unit": "sequence"})],
+    *[(PpoBeta, {"rule": "ppo", **ADAPTIVE, "max": 0.5}, change) for change in ({"factor": 1.5}, {"band": 1.2}, {"unit": "sequence"})],
     *[
         (ZieglerBeta, {"rule": "ziegler", "unit": "token", **ADAPTIVE, "horizon": 300.0}, change)
         for change in ({"horizon": 400.0}, {"clip": 0.1}, {"unit": "sequence"})
