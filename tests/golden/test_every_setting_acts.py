@@ -159,7 +159,7 @@ BETA_CHANGES: list[tuple[type[BaseModel], dict[str, Any], dict[str, Any]]] = [
         for model, rule, extra in (
             (DeadbandBeta, "deadband", {}),
             (PpoBeta, "ppo", {}),
-            (ZieglerBeta, "ziegler", {"horizon": 300.0}),
+            (ZieglerBeta, "ziegler", {"horizon": 300.0, "min": 0.0195}),
         )
         for change in SHARED_CHANGES
     ],
