@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Collection
 from typing import Any
 
@@ -103,7 +104,10 @@ class HistoryBook(Book):
         if names is None or len(names) > MAX_PICKED or any(mark in name for name in names for mark in '"\\'):
             return None
         if self.database.is_sqlite:
-            return [sa.func.json_extract(steps.c.metrics, f'$."{name}"') for name in names]
+            if sqlite3.sqlite_version_info < (3, 38):
+                return None
+            # Not json_extract: SQLite reads numbers to within a unit in the last place; `->` hands over their text.
+            return [steps.c.metrics.op("->", return_type=sa.Text())(f'$."{name}"') for name in names]
         return [sa.cast(sa.cast(steps.c.metrics, postgresql.JSON).op("->")(name), sa.Text) for name in names]
 
     def metrics_after(self, job_id: str, after: tuple[int, int], limit: int = 1000) -> list[StepRecord]:
@@ -220,7 +224,6 @@ def _step_record(row: sa.Row[Any], names: Collection[str] | None) -> StepRecord:
 
 
 def _picked_record(row: sa.Row[Any], names: tuple[str, ...]) -> StepRecord:
-    """Numbers come as numbers from SQLite and as JSON from PostgreSQL; spelt-out non-finite ones as JSON from both."""
     values = zip(names, row[len(_STEP_COLUMNS) - 1 :], strict=True)
-    metrics = {name: from_json(value) if isinstance(value, str) else value for name, value in values if value is not None}
+    metrics = {name: from_json(value) for name, value in values if value is not None}
     return StepRecord(row.step, row.epoch, row.seq, row.time, metrics, from_json(row.beta), row.superseded)

@@ -38,7 +38,7 @@ def test_telemetry_arrives_and_the_job_shows_its_latest_step(any_ledger: Ledger)
     attempt = start(any_ledger, job.id)
     attempt.event("engine.started")
     attempt.step(1)
-    attempt.step(2, {"reward/mean": 0.5, "grad_norm/total": math.nan})
+    attempt.step(2, {"reward/mean": 0.5, "grad_norm/total": math.nan, "x": 0.1 + 0.2})
     result = any_ledger.ingest(job.id, attempt.events)
     assert (result.taken, result.last, result.has_gap) == (3, (1, 3), False)
     shown = any_ledger.get_job(job.id)
@@ -48,8 +48,8 @@ def test_telemetry_arrives_and_the_job_shows_its_latest_step(any_ledger: Ledger)
     assert shown.beta == {"value": 0.04, "step": 2}
     rows = any_ledger.metrics(job.id, ["reward/mean"], 1, 2)
     assert [(row.step, row.metrics) for row in rows] == [(1, {}), (2, {"reward/mean": 0.5})]
-    chosen = any_ledger.metrics(job.id, ["grad_norm/total", "kl/ref/k3/mean", "none"], 2)[0].metrics
-    assert chosen == {"grad_norm/total": {"value": None, "nonfinite": "nan"}, "kl/ref/k3/mean": 0.02}
+    chosen = any_ledger.metrics(job.id, ["grad_norm/total", "kl/ref/k3/mean", "none", "x"], 2)[0].metrics
+    assert chosen == {"grad_norm/total": {"value": None, "nonfinite": "nan"}, "kl/ref/k3/mean": 0.02, "x": 0.1 + 0.2}
     assert any_ledger.metrics(job.id, ["kl/ref/k3/mean", 'odd"name'], 2)[0].metrics == {"kl/ref/k3/mean": 0.02}
     assert [row.step for row in any_ledger.metrics(job.id, step_from=2)] == [2]
     assert [row.step for row in any_ledger.metrics(job.id, limit=1)] == [1]
