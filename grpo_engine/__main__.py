@@ -16,7 +16,7 @@ from typing import Any
 
 from grpo_engine.contract.command import Dispatch
 from grpo_engine.contract.error import GrpoError, InvalidRequest
-from grpo_engine.contract.event import EXIT_CONFIG, Outcome
+from grpo_engine.contract.event import EXIT_CONFIG, Level, Outcome
 from grpo_engine.contract.intake import resolve_spec, validate
 from grpo_engine.events import EVENTS_FILE, EventLog
 from grpo_engine.outcome import OUTCOME_FILE, ConfigError, RunFailure, exit_code, write_outcome
@@ -63,7 +63,7 @@ def run(run_dir: Path) -> int:
         traceback.print_exc()
         outcome = failure(error, log)
     log = log or EventLog(run_dir / EVENTS_FILE, 1)
-    level = "info" if outcome.status != "failed" else "error"
+    level: Level = "info" if outcome.status != "failed" else "error"
     data = {**outcome.model_dump(), "events_dropped": log.num_dropped, "event_write_failures": log.num_write_failures}
     log.emit("run.finished", f"{outcome.status}: {outcome.message}", step=outcome.last_step, level=level, data=data)
     log.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from transformers.utils.logging import disable_progress_bar
 
 from grpo_engine.beta import BetaRule
 from grpo_engine.checkpoint import read_resume
@@ -47,7 +48,9 @@ def assemble(dispatch: Dispatch, run_dir: Path, log: EventLog) -> Iterator[Learn
     device = choose_device(grpo.resources)
     seed_everything(dispatch.spec.seed)
     _announce_start(log, device)
+    disable_progress_bar()
     report = read_rows(_training_file(run_dir, dispatch), grpo.data)
+    assert grpo.grader is not None, "environments are refused by contract/support.py"
     with make_grader(grpo.grader) as grader:
         policy = _load_policy(dispatch, device, log)
         reference = _load_reference(dispatch, run_dir, policy)
@@ -102,7 +105,8 @@ def _load_policy(dispatch: Dispatch, device: Device, log: EventLog) -> Policy:
         Path(dispatch.model_dir) if dispatch.model_dir else None,
         on_progress,
     )
-    policy.set_activation_checkpointing(dispatch.spec.method.grpo.resources.activation_checkpointing)
+    if dispatch.spec.method.grpo.resources.activation_checkpointing:
+        policy.set_activation_checkpointing(True)
     return policy
 
 

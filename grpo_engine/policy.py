@@ -98,9 +98,9 @@ class Policy:
     def set_activation_checkpointing(self, is_on: bool) -> None:
         """Trade time for memory in the update: activations are recomputed in backward."""
         if is_on:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.model.activation_checkpointing_enable({"use_reentrant": False})
         else:
-            self.model.gradient_checkpointing_disable()
+            self.model.activation_checkpointing_disable()
 
 
 def load_policy(name: str, device: Device, cache_dir: Path, model_dir: Path | None = None, on_progress: OnProgress | None = None) -> Policy:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator
+from typing import Any
 
 from grpo_engine.contract.event import Outcome
 from grpo_engine.control import apply_commands
@@ -82,8 +83,9 @@ def report(learner: Learner, log: EventLog, result: StepResult) -> None:
                  data={"reason": result.quarantine, "policy": learner.grpo.optimizer.on_nonfinite})  # fmt: skip
     update = result.beta_update
     if update.new != update.old:
-        data = {"old": update.old, "new": update.new, "action": update.action, "reason": update.reason, "phase": update.phase}
-        log.emit("beta.changed", f"beta {update.old:.6g} -> {update.new:.6g}: {update.reason}", step=step, data=data)
+        change: dict[str, Any] = {"old": update.old, "new": update.new, "action": update.action, "phase": update.phase}
+        message = f"beta {update.old:.6g} -> {update.new:.6g}: {update.reason}"
+        log.emit("beta.changed", message, step=step, data={**change, "reason": update.reason})
     if result.grader_errors:
         count = len(result.grader_errors)
         data = {"count": count, "errors": sorted(set(result.grader_errors))[:5]}
