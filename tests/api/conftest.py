@@ -22,6 +22,7 @@ from jobs.ledger import Ledger
 from jobs.lifecycle import State
 from jobs.live import Live
 from jobs.settings import Settings
+from tests.conftest import ValkeyServer
 
 ROWS = [{"prompt": f"{a} + {a} = ", "answer": str(2 * a)} for a in range(1, 21)]
 
@@ -99,7 +100,7 @@ def step_event(epoch: int, seq: int, step: int, **metrics: Any) -> EngineEvent:
     )
 
 
-def event(epoch: int, seq: int, kind: str, step: int | None = None, **data: Any) -> EngineEvent:
+def event(epoch: int, seq: int, kind: str, step: int | None = None, /, **data: Any) -> EngineEvent:
     return EngineEvent(epoch=epoch, seq=seq, time=1_700_000_000.0 + seq, type=kind, step=step, message=kind, data=data)
 
 
@@ -140,6 +141,15 @@ def create(client: httpx.Client, **grpo: Any) -> str:
     return job_id
 
 
+def write_model(root: Path) -> Path:
+    """A model directory with `tiny`, as far as the API looks at it. Returns `root`."""
+    folder = root / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "llama", "dtype": "float32"}')
+    (folder / "model.safetensors").write_bytes(bytes(4096))
+    return root
+
+
 @pytest.fixture
 def limits() -> StreamLimits:
     return StreamLimits(heartbeat_s=0.2, poll_s=0.05, send_timeout_s=2.0, retry_redis_s=0.2)
@@ -148,11 +158,25 @@ def limits() -> StreamLimits:
 @pytest.fixture
 def api_settings(settings: Settings, tmp_path: Path) -> Settings:
     """With a model folder that holds `tiny`."""
-    folder = tmp_path / "models" / "tiny"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text('{"model_type": "llama", "dtype": "float32"}')
-    (folder / "model.safetensors").write_bytes(bytes(4096))
-    return replace(settings, model_dir=folder.parent).resolved()
+    return replace(settings, model_dir=write_model(tmp_path / "models")).resolved()
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory, valkey_session: ValkeyServer) -> Iterator[Server]:
+    """One server for the tables of a module: for requests that change nothing, or whose changes nobody else looks at."""
+    root = tmp_path_factory.mktemp("shared")
+    chosen = Settings(
+        data_dir=root / "data", redis_url=valkey_session.url, model_dir=write_model(root / "models"), redis_timeout_s=1.0, min_free_bytes=0
+    )
+    running = Server(chosen.resolved(), StreamLimits(heartbeat_s=0.2, poll_s=0.05))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def shared_client(shared_server: Server) -> Iterator[httpx.Client]:
+    with shared_server.client() as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -63,20 +63,22 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "param"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
-def test_a_bad_spec_names_its_field_and_nothing_is_created(client: httpx.Client, server: Server, body: dict[str, Any], param: str) -> None:
-    answer = client.post(JOBS, json=body)
+def test_a_bad_spec_names_its_field_and_nothing_is_created(
+    shared_client: httpx.Client, shared_server: Server, body: dict[str, Any], param: str
+) -> None:
+    answer = shared_client.post(JOBS, json=body)
     problem = answer.json()
     assert 400 <= answer.status_code < 500, problem
     assert problem["error"]["param"] == param
     assert answer.headers["content-type"] == "application/problem+json"
     assert problem["status"] == answer.status_code
     assert problem["detail"] == problem["error"]["message"]
-    assert client.get(JOBS).json()["data"] == []
-    assert list((server.settings.data_dir / "jobs").iterdir()) == []
+    assert shared_client.get(JOBS).json()["data"] == []
+    assert list((shared_server.settings.data_dir / "jobs").iterdir()) == []
 
 
-def test_the_nearest_key_is_offered(client: httpx.Client) -> None:
-    message = client.post(JOBS, json=_grpo(optimizer={"learning_rat": 1e-5})).json()["detail"]
+def test_the_nearest_key_is_offered(shared_client: httpx.Client) -> None:
+    message = shared_client.post(JOBS, json=_grpo(optimizer={"learning_rat": 1e-5})).json()["detail"]
     assert "learning_rate" in message
 
 
@@ -220,8 +222,8 @@ class TestListing:
     @pytest.mark.parametrize(
         "query", ["limit=0", "limit=-1", "limit=101", "limit=abc", "after=ftjob-none", "order=up", "status=odd", "limt=3"]
     )
-    def test_a_bad_query_names_its_parameter(self, client: httpx.Client, query: str) -> None:
-        answer = client.get(f"{JOBS}?{query}")
+    def test_a_bad_query_names_its_parameter(self, shared_client: httpx.Client, query: str) -> None:
+        answer = shared_client.get(f"{JOBS}?{query}")
         assert answer.status_code == 422
         assert answer.json()["error"]["param"] == query.partition("=")[0]
 
