@@ -18,7 +18,7 @@ TEND_S = 0.2
 
 
 class Interrupts:
-    """Counts Ctrl-C and SIGTERM instead of dying of them. The first asks, the second hurries."""
+    """Counts Ctrl-C, SIGTERM and a closed terminal instead of dying of them. The first asks, the second hurries."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -39,7 +39,7 @@ class Interrupts:
         def count(signum: int, frame: FrameType | None) -> None:
             self.count += 1
 
-        before = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
             yield
         finally:
@@ -49,12 +49,16 @@ class Interrupts:
 
 @contextmanager
 def running_stack(settings: Settings, console: Console) -> Iterator[tuple[Stack, Interrupts]]:
-    """The embedded server, ready for jobs; stopped in order afterwards. Raises StackFailed, DataDirBusy or NoEmbeddedRedis."""
+    """The embedded server, ready for jobs; stopped in order afterwards.
+
+    Raises StackFailed, DataDirBusy, NoEmbeddedRedis, or KeyboardInterrupt when the start is interrupted.
+    """
     interrupts = Interrupts()
     with interrupts.counted():
         stack = Stack(settings, lambda words: console.print(words, highlight=False, soft_wrap=True), is_redis_given=is_redis_given())
         console.print(f"starting the server in {stack.settings.data_dir} ...", highlight=False, soft_wrap=True)
-        stack.start()
+        if not stack.start(lambda: interrupts.is_asked):
+            raise KeyboardInterrupt
         try:
             yield stack, interrupts
         finally:

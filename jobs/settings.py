@@ -49,6 +49,9 @@ class Settings:
     slots: int = 1
     """Jobs this worker runs at once."""
 
+    deaf_after_s: float = 120.0
+    """An idle worker that takes nothing from a queue that is not empty for this long starts itself anew."""
+
     poll_s: float = 0.5
     """How often the dispatcher looks round, and the supervisor looks at its engine."""
     heartbeat_s: float = 10.0

@@ -23,6 +23,7 @@ from worker.broker import use_careful_broker
 from worker.capabilities import capabilities
 from worker.drain import DRAIN
 from worker.engine import ENGINE_COMMAND
+from worker.hearing import Hearing
 from worker.heartbeat import Heartbeat
 from worker.janitor import close_attempt, sweep
 from worker.tasks import default_worker_id, register
@@ -48,13 +49,17 @@ def main(engine_command: Sequence[str] = ENGINE_COMMAND) -> None:
     register(app, settings, worker_id, engine_command)
     live = Live.connect(settings)
     heartbeat = Heartbeat(live, worker_id, settings.heartbeat_s, lambda: description(settings))
-    handlers = Handlers(artifacts, settings, heartbeat)
+    hearing = Hearing(live, settings.queues, settings.deaf_after_s)
+    handlers = Handlers(artifacts, settings, heartbeat, hearing)
     handlers.connect()
     try:
         app.worker_main(arguments(settings, worker_id))
     finally:
+        hearing.stop()
         heartbeat.stop()
         live.close()
+        if hearing.is_deaf:
+            os.execv(sys.executable, sys.orig_argv)
 
 
 def description(settings: Settings) -> dict[str, Any]:
@@ -86,10 +91,11 @@ def arguments(settings: Settings, worker_id: str) -> list[str]:
 class Handlers:
     """What this process does at Celery's signals. They must outlive `connect`: Celery keeps weak references."""
 
-    def __init__(self, artifacts: Artifacts, settings: Settings, heartbeat: Heartbeat) -> None:
+    def __init__(self, artifacts: Artifacts, settings: Settings, heartbeat: Heartbeat, hearing: Hearing) -> None:
         self._artifacts = artifacts
         self._settings = settings
         self._heartbeat = heartbeat
+        self._hearing = hearing
 
     def connect(self) -> None:
         """Listen."""
@@ -101,6 +107,7 @@ class Handlers:
         """The consumer is connected: tell the world, and let its timer prove that it turns."""
         sender.timer.call_repeatedly(self._settings.heartbeat_s, self._heartbeat.poll)
         self._heartbeat.start()
+        self._hearing.start()
 
     def on_shutting_down(self, **_: Any) -> None:
         """Inside a signal handler: only set the flag the pool children look at."""

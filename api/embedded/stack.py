@@ -30,6 +30,10 @@ class StackFailed(Exception):
     """The stack cannot start; the message names the part, the reason and the remedy."""
 
 
+class _Stopped(Exception):
+    """Somebody gave up waiting for the start."""
+
+
 class Stack:
     """The embedded server of one data directory. Use it from the main thread."""
 
@@ -47,19 +51,26 @@ class Stack:
         self.logs = settings.data_dir / "logs"
         self.children = {plan.name: Child(plan, say) for plan in self._plans()}
 
-    def start(self) -> None:
-        """Start everything and wait until jobs can be accepted and run. Raises StackFailed; nothing is left then."""
+    def start(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
+        """Start everything and wait until jobs can be accepted and run; False when `should_stop` turned true meanwhile.
+
+        Raises StackFailed. Unless it returns True, nothing is left running.
+        """
         try:
             for name, child in self.children.items():
                 child.start()
                 if name == "valkey":
-                    self._wait(self._valkey_answers, "valkey")
+                    self._wait(self._valkey_answers, "valkey", should_stop)
                 elif name == "api":
-                    self._wait(lambda: self._get("/healthz").get("status") == "ok", "api")
-            self._wait(lambda: self._get("/readyz").get("status") == "ready", None)
+                    self._wait(lambda: self._get("/healthz").get("status") == "ok", "api", should_stop)
+            self._wait(lambda: self._get("/readyz").get("status") == "ready", None, should_stop)
+        except _Stopped:
+            self.kill()
+            return False
         except BaseException:
             self.kill()
             raise
+        return True
 
     def tend(self) -> None:
         """Restart what died. Call it often."""
@@ -127,9 +138,11 @@ class Stack:
             return {}
         return answer
 
-    def _wait(self, is_ready: Callable[[], bool], name: str | None) -> None:
+    def _wait(self, is_ready: Callable[[], bool], name: str | None, should_stop: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not is_ready():
+            if should_stop():
+                raise _Stopped
             for child in self.children.values():
                 if child.process is not None and not child.is_running:
                     raise StackFailed(f"{child.plan.name} did not start; the end of {child.plan.log}:\n{child.last_words()}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from pathlib import Path
 
 import psutil
 
+from jobs.queue import make_app
 from tests.worker.room import Room, wait_for
 
 
@@ -115,7 +117,7 @@ def test_sigterm_drains_step_checkpoint_verdict_exit(room: Room) -> None:
 
 
 def test_sigterm_does_not_wait_forever_for_a_hung_engine(room: Room) -> None:
-    room.settings = room.settings.__class__(**{**room.settings.__dict__, "drain_grace_s": 0.5})
+    room.settings = dataclasses.replace(room.settings, drain_grace_s=0.5)
     worker = room.worker()
     attempt = room.job("steps=1000 hang@3")
     room.publish(attempt)
@@ -140,6 +142,17 @@ def test_a_term_signal_to_the_whole_group_is_a_drain_and_not_a_crash(room: Room)
     outcome = attempt.outcome()
     assert outcome is not None
     assert outcome.reason == "drain"
+
+
+def test_a_deaf_worker_starts_itself_anew(room: Room) -> None:
+    room.settings = dataclasses.replace(room.settings, deaf_after_s=1.0)
+    worker = room.worker()
+    make_app(room.settings).control.cancel_consumer("grpo-cpu", reply=True, timeout=5)
+    attempt = room.job("steps=2")
+    room.publish(attempt)
+    assert wait_for(attempt.outcome, "the verdict").status == "succeeded"
+    assert "starting anew" in worker.log()
+    assert worker.process.poll() is None
 
 
 def test_a_restarted_redis_is_found_again_for_the_running_job_and_the_next(fragile_room: Room) -> None:
