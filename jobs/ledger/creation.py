@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
@@ -70,12 +71,28 @@ class CreationBook(Book):
         with self.database.read() as connection:
             return self._same_key(connection, idempotency)
 
+    def restore_job(
+        self, job_id: str, created_at: float, spec: JobSpec, *, project: str,
+        training: str | None, validation: str | None, idempotency: IdempotencyKey | None,
+    ) -> None:  # fmt: skip
+        """For a rebuild: the row of a job whose directory exists. An idempotency key that is taken stays with its first job."""
+        with self.database.write() as connection:
+            if idempotency is not None and self._key_row(connection, idempotency) is not None:
+                idempotency = None
+            self._insert(connection, job_id, created_at, spec, project, training, validation, idempotency)
+
+    def note_restored(self, connection: sa.Connection, job_id: str, message: str) -> None:
+        """For a rebuild: say in the history where the job comes from."""
+        self._note(connection, job_id, "job.restored", message)
+
+    def _key_row(self, connection: sa.Connection, idempotency: IdempotencyKey) -> sa.Row[Any, Any] | None:
+        query = sa.select(idempotency_keys.c.job_id, idempotency_keys.c.body_sha256).where(
+            idempotency_keys.c.scope == idempotency.scope, idempotency_keys.c.key == idempotency.key
+        )
+        return connection.execute(query).one_or_none()
+
     def _same_key(self, connection: sa.Connection, idempotency: IdempotencyKey) -> JobRecord | None:
-        row = connection.execute(
-            sa.select(idempotency_keys.c.job_id, idempotency_keys.c.body_sha256).where(
-                idempotency_keys.c.scope == idempotency.scope, idempotency_keys.c.key == idempotency.key
-            )
-        ).one_or_none()
+        row = self._key_row(connection, idempotency)
         if row is None:
             return None
         if row.body_sha256 != idempotency.body_sha256:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from grpo_engine.contract.event import EngineEvent, encode_nonfinite
 from jobs.ledger.book import Book
 from jobs.ledger.payloads import CheckpointSaved, ControlAnswered, RunRewound, StepCompleted, finite, parse
-from jobs.ledger.records import JobRecord, canonical_json, new_id
+from jobs.ledger.records import JobRecord, canonical_json, checkpoint_id
 from jobs.lifecycle import ACTIVITY_PHASES
 from jobs.tables import checkpoints, commands, job_events, jobs, steps
 
@@ -156,11 +156,8 @@ class IngestBook(Book):
         }
         same = sa.and_(checkpoints.c.job_id == job.id, checkpoints.c.epoch == event.epoch, checkpoints.c.name == saved.name)
         if connection.execute(sa.update(checkpoints).where(same).values(**values)).rowcount == 0:
-            connection.execute(
-                sa.insert(checkpoints).values(
-                    id=new_id("ftckpt"), job_id=job.id, epoch=event.epoch, name=saved.name, pinned=False, **values
-                )
-            )  # fmt: skip
+            identity = {"id": checkpoint_id(job.id, event.epoch, saved.name), "job_id": job.id, "epoch": event.epoch, "name": saved.name}
+            connection.execute(sa.insert(checkpoints).values(**identity, pinned=False, **values))
 
     def _answer(self, connection: sa.Connection, job: JobRecord, event: EngineEvent) -> None:
         answer = parse(ControlAnswered, event)

@@ -262,8 +262,13 @@ def body_sha256(body: Any) -> str:
 
 
 def new_id(prefix: str) -> str:
-    """A fresh id: `ftjob-`, `ftckpt-`, `file-` and 24 hexadecimal digits."""
+    """A fresh id: `ftjob-`, `file-` and 24 hexadecimal digits."""
     return f"{prefix}-{secrets.token_hex(12)}"
+
+
+def checkpoint_id(job_id: str, epoch: int, name: str) -> str:
+    """`ftckpt-` and 24 digits that follow from where the checkpoint lies, so that a rebuilt database knows it by the same id."""
+    return f"ftckpt-{hashlib.sha256(f'{job_id}/{epoch}/{name}'.encode()).hexdigest()[:24]}"
 
 
 def job_record(row: sa.Row[Any]) -> JobRecord:
