@@ -19,6 +19,12 @@ Importance = Literal["none", "old", "sampler"]
 Placement = Literal["loss", "reward", "advantage"]
 KlAggregation = Literal["match_loss", "token_mean", "seq_mean_token_mean", "seq_sum", "constant"]
 
+DIVERGENCES: dict[Direction, str] = {
+    "policy_ref": "KL(pi_theta || pi_ref)",
+    "ref_policy": "KL(pi_ref || pi_theta)",
+    "jeffreys": "KL(pi_theta || pi_ref) + KL(pi_ref || pi_theta)",
+}
+"""What the job view echoes, so that nobody has to guess what "forward" means."""
 _LOSS_ONLY: dict[str, str | None] = {
     "grad": "unbiased",
     "importance": "none",
