@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ import uvicorn
 from api.app import create_app
 from api.sse import StreamLimits
 from grpo_engine.contract.event import EngineEvent
-from jobs.ledger import Ledger
+from jobs.ledger import Ledger, open_ledger
 from jobs.lifecycle import State
 from jobs.live import Live
 from jobs.settings import Settings
@@ -155,9 +156,19 @@ def limits() -> StreamLimits:
     return StreamLimits(heartbeat_s=0.2, poll_s=0.05, send_timeout_s=2.0, retry_redis_s=0.2)
 
 
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with today's schema, to be copied: migrating anew for each test takes longer than the test."""
+    directory = tmp_path_factory.mktemp("database")
+    open_ledger(Settings(data_dir=directory).resolved()).close()
+    return directory / "grpo.db"
+
+
 @pytest.fixture
-def api_settings(settings: Settings, tmp_path: Path) -> Settings:
+def api_settings(settings: Settings, tmp_path: Path, empty_database: Path) -> Settings:
     """With a model folder that holds `tiny`."""
+    settings.data_dir.mkdir()
+    shutil.copyfile(empty_database, settings.data_dir / "grpo.db")
     return replace(settings, model_dir=write_model(tmp_path / "models")).resolved()
 
 
