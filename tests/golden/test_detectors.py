@@ -62,7 +62,7 @@ CASES: dict[str, tuple[Rows, Rows, dict[str, Any]]] = {
     ),
     "blow_up": (
         [{**row, **kl(0.002 * n)} for n, row in enumerate(line(policy__entropy=0.1, completion__truncated_frac=0.1))],
-        [{**row, **kl(0.01)} for row in line(policy__entropy=0.1, completion__truncated_frac=0.1)],
+        [{**row, **kl(0.0)} for row in line(policy__entropy=0.1, completion__truncated_frac=0.1)],
         {},
     ),
     "reward_hacking": (
