@@ -1,0 +1,151 @@
+"""The client without a server: words for people, streams line by line, downloads that check what they got."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.client import ApiError, ClientError, Grpo, ServerUnreachable
+from api.client.display import step_line
+from api.client.download import choose, download
+from api.client.errors import DownloadDamaged
+from api.client.sse import ServerEvent, parse
+from grpo_engine.contract.view import Checkpoint, CheckpointFile
+from tests.cli.terminal import grpo
+from tests.conftest import free_port
+
+
+def test_a_server_that_is_down_is_answered_with_the_command_that_starts_one(tmp_path: Path) -> None:
+    answer = grpo("list", "--url", f"http://127.0.0.1:{free_port()}", cwd=tmp_path)
+    assert answer.returncode == 1
+    assert "grpo up" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_wrong_usage_is_exit_code_2(tmp_path: Path) -> None:
+    assert grpo("submit", "missing.json", cwd=tmp_path).returncode == 2
+    assert grpo("fly", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize("content", ["not json", "[]"])
+def test_a_job_file_that_is_none_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "job.json").write_text(content)
+    answer = grpo("submit", "job.json", cwd=tmp_path)
+    assert answer.returncode == 1
+    assert "job.json" in answer.stderr
+
+
+def test_a_server_that_stays_away_ends_a_stream_when_patience_is_over() -> None:
+    with Grpo(f"http://127.0.0.1:{free_port()}", patience_s=0.3) as client, pytest.raises(ServerUnreachable):
+        next(client.stream_metrics("ftjob-x"))
+
+
+def test_an_answer_that_is_no_error_object_is_quoted() -> None:
+    error = ApiError.from_response(httpx.Response(502, text="<h1>Bad gateway</h1>"))
+    assert (error.status, error.code) == (502, "unknown")
+    assert "Bad gateway" in error.message
+
+
+def test_a_stream_is_read_event_by_event() -> None:
+    lines = [": hb", "id: 1-1", "event: step.completed", 'data: {"step": 1}', "", ": degraded", "data: [DONE]", "", "data: 1", ""]
+    assert list(parse(lines)) == [ServerEvent("1-1", "step.completed", {"step": 1}), None]
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=20), max_size=3), max_size=5))
+def test_any_json_survives_the_stream(items: list[dict[str, str]]) -> None:
+    lines: list[str] = []
+    for number, item in enumerate(items):
+        lines += [f"id: {number}", "event: x", f"data: {json.dumps(item)}", ""]
+    assert [event.data for event in parse(lines) if event is not None] == items
+
+
+def test_a_step_reads_in_one_line() -> None:
+    metrics = {
+        "kl/ref/k3/mean": 0.13124, "beta/applied": 0.06, "beta/action": 1, "reward/mean": 0.341,
+        "completion/length_mean": 21.4, "time/step_s": 9.81,
+    }  # fmt: skip
+    words = " ".join(step_line(7, 25, metrics, "k3").plain.split())
+    assert words == "step 7/25 kl/ref k3 0.1312 beta 0.0600 raised reward 0.341 length 21.4 9.8 s"
+
+
+def test_what_a_step_did_not_measure_is_a_dash_and_nan_says_so() -> None:
+    words = " ".join(step_line(1, 9, {"reward/mean": {"value": None, "nonfinite": "nan"}}, "k3").plain.split())
+    assert words == "step 1/9 kl/ref k3 - beta - reward nan length - - s"
+
+
+class Shelf(Grpo):
+    """A server's files, cut off where the script says."""
+
+    def __init__(self, files: dict[str, bytes], cut_after: int | None = None) -> None:
+        super().__init__()
+        self._files = files
+        self._cut_after = cut_after
+        self.starts: list[int] = []
+
+    def read_checkpoint_file(self, checkpoint: Checkpoint, name: str, start: int = 0) -> Iterator[bytes]:
+        self.starts.append(start)
+        content = self._files[name][start:]
+        if self._cut_after is not None:
+            yield content[: self._cut_after]
+            self._cut_after = None
+            raise httpx.ReadError("the line was cut")
+        yield content
+
+
+def listed(files: dict[str, bytes], **changes: Any) -> Checkpoint:
+    members = [CheckpointFile(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()) for name, data in files.items()]
+    fields: dict[str, Any] = {
+        "id": "ftckpt-1", "created_at": 1, "fine_tuned_model_checkpoint": "ftckpt-1", "fine_tuning_job_id": "ftjob-1",
+        "step_number": 10, "metrics": {}, "name": "step-000010", "bytes": 1, "files": members,
+    }  # fmt: skip
+    return Checkpoint(**{**fields, **changes})
+
+
+FILES = {"model.safetensors": bytes(range(256)) * 40, "config.json": b"{}", "empty.txt": b""}
+
+
+def test_a_download_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+    with Shelf(FILES, cut_after=1000) as shelf:
+        with pytest.raises(ServerUnreachable):
+            download(shelf, listed(FILES), tmp_path)
+        download(shelf, listed(FILES), tmp_path)
+    assert shelf.starts[:2] == [0, 1000]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == FILES
+
+
+def test_a_finished_download_is_not_fetched_again(tmp_path: Path) -> None:
+    with Shelf(FILES) as shelf:
+        download(shelf, listed(FILES), tmp_path)
+        shelf.starts.clear()
+        download(shelf, listed(FILES), tmp_path)
+        assert shelf.starts == []
+
+
+def test_a_damaged_download_is_thrown_away(tmp_path: Path) -> None:
+    with Shelf({**FILES, "config.json": b"[]"}) as shelf, pytest.raises(DownloadDamaged, match=r"config\.json"):
+        download(shelf, listed(FILES), tmp_path)
+    assert not list(tmp_path.glob("config.json*"))
+
+
+def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    with Shelf({"../evil": b"x"}) as shelf, pytest.raises(DownloadDamaged):
+        download(shelf, listed({"../evil": b"x"}), tmp_path / "in")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_checkpoints_are_chosen_by_id_name_or_step() -> None:
+    old, new = listed({}), listed({}, id="ftckpt-2", step_number=20, name="step-000020")
+    assert choose([old, new], None) is new
+    assert [choose([old, new], wanted) for wanted in ("ftckpt-1", "step-000010", "10")] == [old] * 3
+    with pytest.raises(ClientError, match="ftckpt-2"):
+        choose([old, new], "30")
+    with pytest.raises(ClientError, match="no published checkpoint"):
+        choose([], None)
