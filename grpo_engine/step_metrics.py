@@ -21,6 +21,7 @@ from grpo_engine.batch import Rollout
 from grpo_engine.contract.kl import Direction, Estimator
 from grpo_engine.contract.telemetry import KL_ESTIMATORS, KL_STATISTICS
 from grpo_engine.kl import kl_statistics, kl_value
+from grpo_engine.kl_views import kl_length_correlation
 
 Metrics = dict[str, float]
 SAMPLED_ESTIMATORS = tuple(name for name in KL_ESTIMATORS if name != "exact")
@@ -74,7 +75,9 @@ def kl_metrics(tensors: StepTensors, direction: Direction) -> Metrics:
     metrics = kl_pair_metrics("sampler", logprob_BT, tensors.sampler_logprob_BT, mask_BT, "policy_ref")
     if tensors.ref_logprob_BT is None:
         return metrics
-    return metrics | kl_pair_metrics("ref", logprob_BT, tensors.ref_logprob_BT, mask_BT, direction, tensors.exact_kl_BT)
+    metrics |= kl_pair_metrics("ref", logprob_BT, tensors.ref_logprob_BT, mask_BT, direction, tensors.exact_kl_BT)
+    correlation = kl_length_correlation(kl_value(logprob_BT, tensors.ref_logprob_BT, "k3", direction), mask_BT)
+    return metrics if correlation is None else {**metrics, "kl/length_correlation": correlation}
 
 
 def rollout_metrics(rollout: Rollout) -> Metrics:
