@@ -125,6 +125,36 @@ class _ShareRows(torch.autograd.Function):
         return total.to(grads[0].dtype), None
 
 
+class _Spread(torch.autograd.Function):
+    """Packed rows into padded places: rows[place]. The gradient is a gather, not a scatter-add: each row has one place of
+    its own (`own_place`); the places that padding fills up carry no gradient, because `_Collect` gives them none."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, place: Tensor, own_place: Tensor) -> Tensor:
+        ctx.save_for_backward(own_place)
+        return rows.index_select(0, place)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (own_place,) = ctx.saved_tensors
+        return grads[0].index_select(0, own_place), None, None
+
+
+class _Collect(torch.autograd.Function):
+    """Padded places back into packed rows: rows[own_place]. Padding gets a zero gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, own_place: Tensor) -> Tensor:
+        ctx.save_for_backward(own_place)
+        ctx.count = len(rows)
+        return rows.index_select(0, own_place)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (own_place,) = ctx.saved_tensors
+        return grads[0].new_zeros(ctx.count, *grads[0].shape[1:]).index_copy_(0, own_place, grads[0]), None
+
+
 def share_rows(rows: Tensor, index: Tensor) -> Tensor:
     """rows[index] along the first dimension, with gradients summed in at least fp32."""
     shared: Tensor = _ShareRows.apply(rows, index)  # type: ignore[no-untyped-call]
@@ -142,11 +172,12 @@ class BranchPlan:
     prompt_lengths_P: Tensor
     own_index_BT: Tensor
     """Packed index of each completion token that is fed (all but the last), right-padded with the prompt's first token."""
-    own_lengths_B: Tensor
     group_B: Tensor
     """Prompt of each completion."""
     unpack_N: Tensor
-    """Row of token n in the padded outputs: prompts (P*S), then completions (B*T)."""
+    """Place of token n among the padded rows: prompts (P*S), then completions (B*T)."""
+    place_M: Tensor
+    """Packed index of each padded place, M = P*S + B*T."""
     keep_prompt_kv: list[tuple[Tensor, Tensor]] | None = None
     """When a list: each layer's prompt keys and values (P, K, S, D) are appended, for decoding."""
     _masks: dict[tuple[str, int | None, torch.dtype], Tensor] = field(default_factory=dict)
@@ -182,48 +213,45 @@ class BranchPlan:
             return torch.tensor(values, dtype=torch.long).reshape(shape).to(device)
 
         first = [row[0] for row in prompt_rows]
+        prompt_index = [row + row[:1] * (width_S - len(row)) for row in prompt_rows]
+        own_index = [row + [first[g]] * (width_T - len(row)) for row, g in zip(own_rows, groups, strict=True)]
         return BranchPlan(
             input_ids_N=tensor(ids, (-1,)),
             position_ids_N=tensor(positions, (-1,)),
-            prompt_index_PS=tensor([row + row[:1] * (width_S - len(row)) for row in prompt_rows], (len(prompt_rows), width_S)),
+            prompt_index_PS=tensor(prompt_index, (len(prompt_rows), width_S)),
             prompt_lengths_P=tensor([len(row) for row in prompt_rows], (-1,)),
-            own_index_BT=tensor(
-                [row + [first[g]] * (width_T - len(row)) for row, g in zip(own_rows, groups, strict=True)], (len(own_rows), width_T)
-            ),
-            own_lengths_B=tensor([len(row) for row in own_rows], (-1,)),
+            own_index_BT=tensor(own_index, (len(own_rows), width_T)),
             group_B=tensor(groups, (-1,)),
             unpack_N=tensor(unpack, (-1,)),
+            place_M=tensor([index for row in (*prompt_index, *own_index) for index in row], (-1,)),
         )
 
     def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scaling: float, window: int | None) -> Tensor:
         """See `Plan.attend`. Layers come in order; `layer` is not needed here."""
         heads, size, kv_heads = query_NHD.shape[1], query_NHD.shape[2], key_NKD.shape[1]
-        query_NC, key_NC, value_NC = query_NHD.flatten(1), key_NKD.flatten(1), value_NKD.flatten(1)
+        prompts, branches = self.prompt_index_PS.shape, self.own_index_BT.shape
+        split = prompts[0] * prompts[1]
 
-        def take(rows_NC: Tensor, index: Tensor, count: int) -> Tensor:
-            return rows_NC.index_select(0, index.reshape(-1)).view(*index.shape, count, size)
+        def spread(rows_NHD: Tensor) -> tuple[Tensor, Tensor]:
+            """(P, S, heads, D) of the prompts and (B, T, heads, D) of the completions."""
+            flat: Tensor = _Spread.apply(rows_NHD.flatten(1), self.place_M, self.unpack_N)  # type: ignore[no-untyped-call]
+            tail = rows_NHD.shape[1:]
+            return flat[:split].view(*prompts, *tail), flat[split:].view(*branches, *tail)
 
-        prompt_key, prompt_value = take(key_NC, self.prompt_index_PS, kv_heads), take(value_NC, self.prompt_index_PS, kv_heads)
+        prompt_query, own_query = spread(query_NHD)
+        prompt_key, own_key = spread(key_NKD)
+        prompt_value, own_value = spread(value_NKD)
         if self.keep_prompt_kv is not None:
             self.keep_prompt_kv.append((prompt_key.transpose(1, 2).contiguous(), prompt_value.transpose(1, 2).contiguous()))
         dtype, repeats = query_NHD.dtype, heads // kv_heads
-        outputs = [
-            self._sdpa(
-                take(query_NC, self.prompt_index_PS, heads), prompt_key, prompt_value, self._mask("prompt", window, dtype, repeats), scaling
-            ).reshape(-1, heads * size)
-        ]
-        if self.own_index_BT.numel():
-            own_key, own_value = take(key_NC, self.own_index_BT, kv_heads), take(value_NC, self.own_index_BT, kv_heads)
-            outputs.append(
-                self._sdpa(
-                    take(query_NC, self.own_index_BT, heads),
-                    torch.cat([share_rows(prompt_key, self.group_B), own_key], 1),
-                    torch.cat([share_rows(prompt_value, self.group_B), own_value], 1),
-                    self._mask("own", window, dtype, repeats),
-                    scaling,
-                ).reshape(-1, heads * size)
-            )
-        return torch.cat(outputs).index_select(0, self.unpack_N).view(-1, heads, size)
+        output = self._sdpa(prompt_query, prompt_key, prompt_value, self._mask("prompt", window, dtype, repeats), scaling).flatten(0, 1)
+        if branches[1]:
+            keys = torch.cat([share_rows(prompt_key, self.group_B), own_key], 1)
+            values = torch.cat([share_rows(prompt_value, self.group_B), own_value], 1)
+            own = self._sdpa(own_query, keys, values, self._mask("own", window, dtype, repeats), scaling).flatten(0, 1)
+            output = torch.cat([output, own])
+        collected: Tensor = _Collect.apply(output, self.unpack_N)  # type: ignore[no-untyped-call]
+        return collected.view(-1, heads, size)
 
     @staticmethod
     def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:

@@ -54,6 +54,7 @@ def bundled_folder(cache_dir: Path, on_progress: OnProgress) -> Path:
     try:
         convert_gguf(gguf, scratch)
         try:
+            scratch.chmod(0o755)
             scratch.rename(folder)
         except OSError:
             if not (folder / "config.json").is_file():

@@ -76,10 +76,10 @@ class Network:
 
     def logits(self, hidden_NC: Tensor) -> Tensor:
         """Whole-vocabulary logits, at least fp32; for decoding, where N is small."""
-        head = self.head
-        logits = nn.functional.linear(hidden_NC, head.weight_VC, head.bias_V)
+        scale = self.head.scale
+        logits: Tensor = self.module.get_output_embeddings()(hidden_NC)
         logits = logits.float() if logits.dtype == torch.bfloat16 else logits
-        return logits if head.scale == 1.0 else logits * head.scale
+        return logits if scale == 1.0 else logits * scale
 
 
 def make_network(module: PreTrainedModel) -> Network:

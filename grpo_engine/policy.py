@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -145,7 +146,7 @@ def load_module(folder: Path) -> PreTrainedModel:
         module, info = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, local_files_only=True, output_loading_info=True
         )
-    except (ValueError, KeyError, OSError, RuntimeError, ImportError) as error:
+    except (ValueError, KeyError, OSError, RuntimeError, ImportError, SafetensorError) as error:
         raise InvalidRequest(f"{folder.name} cannot be loaded as a causal language model: {error}", param="model") from error
     missing = sorted(info["missing_keys"])
     if missing:

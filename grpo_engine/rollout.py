@@ -19,6 +19,7 @@ from torch import Tensor
 from grpo_engine.batch import Completion, Group, Prompt
 from grpo_engine.contract.job import SamplingConfig
 from grpo_engine.decode import make_decoder
+from grpo_engine.packing import packed_linears
 from grpo_engine.policy import Policy
 
 COMPACT_BELOW = 0.85
@@ -56,7 +57,8 @@ def sample_groups(
     uniform_BT = torch.stack([uniforms(seed, step, prompt.row, number, limit) for prompt in prompts for number in range(group_size)]).to(
         policy.network.device
     )
-    tokens_of, logprobs_of = _decode(policy, prompts, group_size, sampling, uniform_BT, compact_below)
+    with packed_linears(policy.model, limit, len(uniform_BT)):
+        tokens_of, logprobs_of = _decode(policy, prompts, group_size, sampling, uniform_BT, compact_below)
     texts = policy.tokenizer.batch_decode(
         [_without_end(tokens, policy.eos_ids) for tokens in tokens_of], skip_special_tokens=True, clean_up_tokenization_spaces=False
     )

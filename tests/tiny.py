@@ -114,7 +114,8 @@ def make_model(folder: Path, kind: str = "TINY", seed: int = 0, **changes: Any) 
     if kind not in KINDS:
         raise ValueError(f"unknown kind {kind}")
     tokenizer = make_tokenizer(kind)
-    vocabulary = len(tokenizer) - 1 if kind == "TINY_SMALLVOCAB" else len(tokenizer)
+    # transformers reads a Qwen2 folder with its own tokenizer class, which adds <|endoftext|>
+    vocabulary = len(tokenizer) + {"TINY_SMALLVOCAB": -1, "TINY_QWEN2": 1}.get(kind, 0)
     make_module(kind, vocabulary, seed, **changes).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
