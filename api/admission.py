@@ -18,6 +18,10 @@ from grpo_engine.contract.job import JobSpec
 from grpo_engine.grader import check_grader, check_templates
 from grpo_engine.rows import Row, read_rows
 
+_READ_WHOLE_BYTES = 64 * 2**20
+_FIRST_ROWS = 50_000
+"""Of a larger file only so many rows are read here; the engine reads them all and names the line it cannot use."""
+
 
 @dataclass(frozen=True)
 class Admission:
@@ -40,15 +44,14 @@ def admit(raw: dict[str, Any], services: Services) -> Admission:
         check_grader(grader)
     path, num_rows = None, 0
     if spec.training_file is not None:
-        path, rows = _training_rows(spec, spec.training_file, services)
-        num_rows = len(rows)
+        path, rows, num_rows = _training_rows(spec, spec.training_file, services)
         if grader is not None:
             check_templates(grader, rows)
     needed = require_disk(spec, model, services.artifacts.free_bytes(), settings.min_free_bytes)
     return Admission(spec, path, num_rows, needed)
 
 
-def _training_rows(spec: JobSpec, file_id: str, services: Services) -> tuple[Path, list[Row]]:
+def _training_rows(spec: JobSpec, file_id: str, services: Services) -> tuple[Path, list[Row], int]:
     try:
         record = services.ledger.get_file(file_id)
     except NotFound:
@@ -56,4 +59,6 @@ def _training_rows(spec: JobSpec, file_id: str, services: Services) -> tuple[Pat
     path = training_path(services, record)
     if not path.is_file():
         raise InvalidRequest(f"the content of training_file {file_id!r} is gone; upload it again", param="training_file")
-    return path, read_rows(path, spec.method.grpo.data, filename=record.filename).rows
+    limit = None if record.bytes <= _READ_WHOLE_BYTES else _FIRST_ROWS
+    rows = read_rows(path, spec.method.grpo.data, filename=record.filename, limit=limit).rows
+    return path, rows, record.rows or len(rows)

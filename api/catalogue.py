@@ -39,7 +39,7 @@ class BaseModel:
 
 def find_model(name: str, model_dir: Path | None, *, allow_hub: bool = True) -> BaseModel:
     """The model of that name. Raises InvalidRequest (`param` = model) when no job could load it."""
-    if name.lower() == BUILTIN:
+    if name == BUILTIN:
         return BaseModel(BUILTIN, "builtin", _BUILTIN_PARAMETERS)
     folder = _local_folder(name, model_dir)
     if folder is not None:
@@ -103,6 +103,8 @@ def _check_folder(name: str, folder: Path) -> int | None:
         raise InvalidRequest(f"model {name!r} has no readable config.json; repair the folder", param="model") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise InvalidRequest(f"model {name!r}: config.json names no model_type; repair the folder", param="model")
+    if config.get("quantization_config"):
+        raise InvalidRequest(f"model {name!r} is quantised, and quantised weights cannot be trained; use the original", param="model")
     if "auto_map" in config:
         raise InvalidRequest(f"model {name!r} brings code of its own (auto_map), which is never run; use another", param="model")
     weights = sorted(folder.glob("*.safetensors"))

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import uuid
 
 from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import internal_error, problem_response
-from grpo_engine.contract.error import PayloadTooLarge
+from grpo_engine.contract.error import InvalidRequest, PayloadTooLarge
 
 logger = logging.getLogger("grpo.api")
 
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DRAIN_FACTOR = 32
 """A refused body is read up to this many times its cap, so that the client gets to see the answer."""
+_DRAIN_S = 10.0
 MULTIPART_OVERHEAD = 65_536
 """Bytes a form may hold beside its file."""
+
+
+class RequestStalled(InvalidRequest):
+    """The client stopped sending in the middle of its body."""
+
+    status = 408
+    code = "request_stalled"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"connection": "close"})
 
 
 class RequestId:
@@ -44,6 +57,8 @@ class RequestId:
 
         try:
             await self.app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            logger.info("%s %s: the client left before its body was read (request %s)", scope["method"], scope["path"], request_id)
         except Exception:
             logger.exception("%s %s failed (request %s)", scope["method"], scope["path"], request_id)
             if started:
@@ -52,10 +67,11 @@ class RequestId:
 
 
 class BodyLimit:
-    """Refuses bodies beyond their cap with 413. Bytes are counted; Content-Length is only a shortcut."""
+    """Refuses bodies beyond their cap with 413, and those that stall with 408. Bytes are counted; Content-Length is a shortcut."""
 
-    def __init__(self, app: ASGIApp, *, limit: int, file_limit: int) -> None:
+    def __init__(self, app: ASGIApp, *, limit: int, file_limit: int, stall_s: float = 30.0) -> None:
         self.app = app
+        self.stall_s = stall_s
         self.limit = limit
         self.file_limit = file_limit
 
@@ -72,10 +88,16 @@ class BodyLimit:
             await problem_response(error, scope["path"])(scope, receive, send)
             return
         seen = 0
+        is_whole = False
 
         async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
+            nonlocal seen, is_whole
+            try:
+                async with asyncio.timeout(None if is_whole else self.stall_s):
+                    message = await receive()
+            except TimeoutError:
+                raise RequestStalled(f"no byte of the body came for {self.stall_s:g} s; send it again") from None
+            is_whole = not message.get("more_body", False)
             seen += len(message.get("body", b""))
             if seen > cap:
                 await _drain(receive, seen, self.limit * _DRAIN_FACTOR)
@@ -86,11 +108,15 @@ class BodyLimit:
 
 
 async def _drain(receive: Receive, seen: int, limit: int) -> None:
-    while seen <= limit:
-        message = await receive()
-        seen += len(message.get("body", b""))
-        if message["type"] == "http.disconnect" or not message.get("more_body", False):
-            return
+    try:
+        async with asyncio.timeout(_DRAIN_S):
+            while seen <= limit:
+                message = await receive()
+                seen += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return  # the answer goes out anyway; a client this slow may miss it
 
 
 def _given_id(scope: Scope) -> str | None:

@@ -14,11 +14,11 @@ from api.openapi import json_request
 from api.present import answer, as_number, command_view
 from api.routes.jobs import JobId
 from grpo_engine.contract.base import NonNegativeFloat, PositiveFloat, Strict
-from grpo_engine.contract.beta import DeadbandBeta, PpoBeta, ZieglerBeta
+from grpo_engine.contract.beta import BetaConfig, DeadbandBeta, FixedBeta, PpoBeta, ScheduleBeta, ZieglerBeta, schedule_values
 from grpo_engine.contract.error import InvalidRequest, PreconditionFailed, ReferenceNotLoaded
 from grpo_engine.contract.intake import validate
 from grpo_engine.contract.view import ControlCommand, ControlSettings
-from jobs.ledger.records import JobRecord
+from jobs.ledger.records import CommandRecord, JobRecord
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}/control", tags=["control"])
 
@@ -44,12 +44,13 @@ class ControlChange(Strict):
 def get(job_id: JobId, services: ServicesDep) -> Response:
     """The settings as of the last completed step, and every change asked for. The ETag changes with each accepted change."""
     job = services.ledger.get_job(job_id)
-    optimizer = job.spec.method.grpo.optimizer
     commands = services.ledger.commands(job_id)
+    grpo = job.spec.method.grpo
+    target = grpo.beta.target if isinstance(grpo.beta, DeadbandBeta | PpoBeta | ZieglerBeta) else None
     settings = ControlSettings(
-        beta=as_number(job.metrics.get("beta/next", job.beta.get("beta"))),
-        target=as_number(job.beta.get("target")),
-        learning_rate=as_number(job.metrics.get("optimizer/learning_rate", optimizer.learning_rate)),
+        beta=as_number(job.metrics.get("beta/next", _first_beta(grpo.beta))),
+        target=as_number(job.beta.get("target", target)),
+        learning_rate=_learning_rate(grpo.optimizer.learning_rate, commands),
         commands=[command_view(command) for command in commands],
     )
     return answer(settings, headers={"etag": _etag(job)})
@@ -92,6 +93,24 @@ def _check(job: JobRecord, change: ControlChange) -> None:
             raise InvalidRequest("an adaptive rule cannot leave beta 0; give a positive value", param="beta")
     elif change.target is not None:
         raise InvalidRequest(f"rule {grpo.beta.rule!r} has no target; change beta instead", param="target")
+
+
+def _first_beta(beta: BetaConfig) -> float:
+    """What the rule begins with."""
+    if isinstance(beta, FixedBeta):
+        return beta.value
+    if isinstance(beta, ScheduleBeta):
+        return schedule_values(beta.schedule)[0]
+    if beta.value is not None:
+        return beta.value
+    assert beta.schedule is not None
+    return schedule_values(beta.schedule)[0]
+
+
+def _learning_rate(posted: float, commands: list[CommandRecord]) -> float:
+    """The peak of the learning rate's schedule: as posted, or as the last applied change left it."""
+    changes = [record.command.learning_rate for record in commands if record.status == "applied"]
+    return next((rate for rate in reversed(changes) if rate is not None), posted)
 
 
 def _etag(job: JobRecord) -> str:

@@ -328,8 +328,10 @@ class ControlSettings(View):
 
     object: Literal["fine_tuning.job.control"] = "fine_tuning.job.control"
     beta: Number | None
+    """Of the next step."""
     target: Number | None
     learning_rate: Number | None
+    """Before warm-up and decay."""
     commands: list[ControlCommand]
 
 

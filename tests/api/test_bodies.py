@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
@@ -11,7 +12,9 @@ import sys
 import httpx
 import pytest
 from fastapi import APIRouter
+from starlette.types import Message, Receive, Scope, Send
 
+from api.middleware import BodyLimit, RequestStalled
 from grpo_engine.contract.error import GrpoError
 from tests.api.conftest import Server, create, spec, upload
 from tests.api.test_strict_json import REFUSED
@@ -172,3 +175,33 @@ def test_errors_have_a_status_and_a_code_of_their_own() -> None:
     for kind in family(GrpoError):
         assert 400 <= kind.status <= 599
         assert kind.code
+
+
+def test_a_body_that_stalls_is_408_and_a_long_answer_is_not() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        with pytest.raises(RequestStalled) as caught:
+            await receive()
+        assert caught.value.status == 408
+
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["more_body"] is False
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(receive(), 0.2)
+
+    def receiver(*messages: Message) -> Receive:
+        left = list(messages)
+
+        async def receive() -> Message:
+            return left.pop(0) if left else await asyncio.Future()
+
+        return receive
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    scope: Scope = {"type": "http", "method": "POST", "path": JOBS, "headers": []}
+    half = {"type": "http.request", "body": b"{", "more_body": True}
+    whole = {"type": "http.request", "body": b"{}", "more_body": False}
+    asyncio.run(BodyLimit(app, limit=100, file_limit=100, stall_s=0.05)(scope, receiver(half), send))
+    asyncio.run(BodyLimit(waits, limit=100, file_limit=100, stall_s=0.05)(scope, receiver(whole), send))

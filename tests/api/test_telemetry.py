@@ -113,6 +113,11 @@ class TestControl:
         command = client.get(f"{JOBS}/{job}/control").json()["commands"][0]
         assert (command["status"], command["effective_step"], command["old"]) == ("applied", 11, {"beta": 0.04})
 
+    def test_before_the_first_step_the_settings_are_those_posted(self, client: httpx.Client) -> None:
+        rule = {"rule": "deadband", "value": 0.3, "target": 0.05, "update_every": 1, "ema_decay": None}
+        shown = client.get(f"{JOBS}/{create(client, beta=rule, optimizer={'learning_rate': 2e-5})}/control").json()
+        assert (shown["beta"], shown["target"], shown["learning_rate"], shown["commands"]) == (0.3, 0.05, 2e-5, [])
+
     def test_if_match_guards_against_a_change_in_between(self, client: httpx.Client, job: str) -> None:
         etag = client.get(f"{JOBS}/{job}/control").headers["etag"]
         assert client.patch(f"{JOBS}/{job}/control", json={"beta": 0.1}, headers={"if-match": etag}).status_code == 202
