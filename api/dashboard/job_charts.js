@@ -77,7 +77,7 @@ function describeKl(job) {
 /** Names to fetch first: what the top row shows. */
 export function firstNames(job) {
   const names = ESTIMATORS.map((name) => `kl/ref/${name}/mean`);
-  return new Set([...names, klName(job), "beta/applied", "beta/action", "beta/target", "reward/mean", "reward/group_std"]);
+  return new Set([...names, klName(job), "beta/applied", "beta/action", "beta/target", "reward/mean", "reward/group_std", "time/step_s", "throughput/tokens_per_s"]);
 }
 
 /** Whether a metric is drawn somewhere. */

@@ -55,12 +55,14 @@ export function paint(context, data, view, colours) {
   context.beginPath();
   context.rect(left, 4, width - left - 6, height - 28);
   context.clip();
-  data.lines.forEach((line, index) => {
-    if (line.hidden) return;
-    const colour = colours.series[(line.colour ?? index) % NUM_COLOURS];
+  for (const line of [...data.lines].sort((a, b) => Boolean(b.faint) - Boolean(a.faint))) {
+    if (line.hidden) continue;
+    const colour = colours.series[line.colour % NUM_COLOURS];
+    context.globalAlpha = line.faint ? 0.55 : 1;
     if (line.spread) drawSpread(context, line, x, y, colour);
-    drawLine(context, line, x, y, colour, DASHES[(line.dash ?? index) % DASHES.length], colours, height);
-  });
+    drawLine(context, line, x, y, colour, DASHES[line.dash % DASHES.length], colours, height);
+    context.globalAlpha = 1;
+  }
   drawMarks(context, data.marks ?? [], x, y, view, colours);
   context.restore();
   if (view.cursor !== null) drawCursor(context, data, x, y, view, colours);
@@ -222,12 +224,12 @@ function drawCursor(context, data, x, y, view, colours) {
   context.moveTo(at, 6);
   context.lineTo(at, view.height - 24);
   context.stroke();
-  data.lines.forEach((line, index) => {
+  data.lines.forEach((line) => {
     const near = line.hidden ? -1 : line.series.nearest(view.cursor);
     if (near < 0) return;
     const value = line.series.values[near];
     if (!Number.isFinite(value) || (y.isLog && value <= 0)) return;
-    context.fillStyle = colours.series[(line.colour ?? index) % NUM_COLOURS];
+    context.fillStyle = colours.series[line.colour % NUM_COLOURS];
     dot(context, x.place(line.series.steps[near]), y.place(value), 4);
   });
 }

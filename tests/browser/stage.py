@@ -9,6 +9,7 @@ import math
 import random
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,20 @@ from jobs.settings import Settings
 
 ROWS = [{"prompt": f"{a} + {a} = ", "answer": str(2 * a)} for a in range(1, 21)]
 DEADBAND = {"rule": "deadband", "value": 0.02, "target": 0.03, "update_every": 10, "ema_decay": 0.9}
+
+
+OpenPage = Callable[..., Any]
+"""`open_page("#/jobs", width=1280, scheme="light", script="")` → a Playwright page."""
+
+
+class Problems(list[str]):
+    """What the browser complained about; empty at the end of each test, unless the test expects it and says so."""
+
+    def allow(self, part: str) -> None:
+        """Take away the complaints that hold this text; there must be some."""
+        kept = [problem for problem in self if part not in problem]
+        assert len(kept) < len(self), f"the browser did not complain about {part}"
+        self[:] = kept
 
 
 class Server:
@@ -118,6 +133,16 @@ class Stage:
             metrics = {**telemetry(step), **changes}
             beta = {"beta": metrics["beta/next"], "target": metrics["beta/target"], "ref_sha256": "ab" * 32}
             rows.append(self._event(job_id, "step.completed", f"step {step}", step, "info", {"metrics": metrics, "beta": beta}))
+        self._take(job_id, rows)
+
+    def long_run(self, job_id: str, num_steps: int) -> None:
+        """Many steps with few metrics."""
+        names = ("kl/ref/k3/mean", "beta/applied", "reward/mean", "time/step_s")
+        rows = []
+        for step in range(1, num_steps + 1):
+            full = telemetry(step)
+            data = {"metrics": {name: full[name] for name in names}, "beta": {"target": None}}
+            rows.append(self._event(job_id, "step.completed", f"step {step}", step, "info", data))
         self._take(job_id, rows)
 
     def checkpoint(self, job_id: str, step: int) -> None:
