@@ -6,6 +6,7 @@ to math-verify. docs/graders.md states every rule.
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -17,12 +18,14 @@ from grpo_engine.grader.mathematics.value import Number, readings
 from grpo_engine.grader.sample import GraderFault
 
 _SHOWN = 200
+_SAYS_SOMETHING = re.compile(r"\w|\\\{")
+"""A letter, a digit, or the brace of a set; punctuation alone is no reference."""
 
 
 def math_check(cfg: Math, text: str, reference: str) -> tuple[float, dict[str, Any]]:
     """1.0 or 0.0, and what was compared. Raises GraderFault for an empty reference."""
     gold = extract_reference(reference)
-    if not canonical(gold):
+    if not _SAYS_SOMETHING.search(canonical(gold)):
         raise GraderFault("invalid_variable", f"the reference {reference[:_SHOWN]!r} is empty; give the right answer or remove the row")
     found = extract(text, cfg.extract)
     if found is None:
