@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from typer.testing import CliRunner
 
+from api import keys
 from api.app import create_app
 from api.auth import PUBLIC_PATHS, scope_of
 from api.sse import StreamLimits
@@ -162,3 +165,19 @@ def test_the_page_and_its_files_are_public_and_confined(locked: Server) -> None:
         assert client.get("/static/app.js").status_code == 200
         for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"):
             assert client.get(path).status_code == 404
+
+
+def test_keys_are_made_listed_and_revoked_from_the_command_line(api_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    run = CliRunner().invoke
+    where = ["--data-dir", str(api_settings.data_dir)]
+    made = run(keys.app, ["create", "ci", "--scope", "read", "--json", *where])
+    assert made.exit_code == 0, made.output
+    key = json.loads(made.stdout)
+    assert key["key"].startswith(f"grpo_{key['id']}_")
+    assert key["id"] in run(keys.app, ["list", *where]).stdout
+    assert key["key"] not in run(keys.app, ["list", *where]).stdout
+    assert run(keys.app, ["revoke", key["id"], *where]).exit_code == 0
+    assert "revoked" in run(keys.app, ["list", *where]).stdout
+    assert run(keys.app, ["revoke", "none", *where]).exit_code == 1
+    assert run(keys.app, ["create", "ci", "--scope", "everything", *where]).exit_code == 1
