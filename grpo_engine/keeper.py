@@ -36,13 +36,36 @@ class Keeper:
         self._saved: dict[Kind, list[Manifest]] = {"published": [], "resume": []}
         self.seconds = 0.0
         """Time spent writing since it was last asked for."""
+        self._kept_resumes = 2 if any(rule.action.type == "rollback" for rule in learner.grpo.guardrails) else 1
+        """A rollback needs a state from before the trouble, which the newest may not be."""
         checkpoint.remove_partial(self.directory)
+
+    @property
+    def may_roll_back(self) -> bool:
+        """Whether a guardrail may roll back, so that the attempt must begin with a resume state of its own."""
+        return self._kept_resumes > 1
 
     @property
     def newest_resume(self) -> str | None:
         """Name of the newest resume state of this attempt."""
         saved = self._saved["resume"]
         return saved[-1].name if saved else None
+
+    def resume_before(self, step: int) -> Path | None:
+        """The newest kept resume state from before a step, else the oldest kept one; None when there is none."""
+        saved = self._saved["resume"]
+        if not saved:
+            return None
+        earlier = [manifest for manifest in saved if manifest.step < step]
+        return self.directory / (earlier[-1] if earlier else saved[0]).name
+
+    def rewind(self, step: int) -> None:
+        """Forget the checkpoints of later steps, and delete the resume states among them; that of `step` is to be written anew."""
+        for manifest in self._saved["resume"]:
+            if manifest.step > step:
+                shutil.rmtree(self.directory / manifest.name)
+        self._saved["resume"] = [manifest for manifest in self._saved["resume"] if manifest.step < step]
+        self._saved["published"] = [manifest for manifest in self._saved["published"] if manifest.step <= step]
 
     def take_seconds(self) -> float:
         """Seconds spent writing since the last call."""
@@ -107,7 +130,7 @@ class Keeper:
     def _retire(self, kind: Kind) -> None:
         """Delete this attempt's older resume states. Published weights are the bookkeeper's to retire: it knows the pins."""
         if kind == "resume":
-            while len(self._saved[kind]) > 1:
+            while len(self._saved[kind]) > self._kept_resumes:
                 shutil.rmtree(self.directory / self._saved[kind].pop(0).name)
 
     def _about(self) -> dict[str, Any]:

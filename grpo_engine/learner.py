@@ -16,6 +16,7 @@ from grpo_engine.contract.job import GrpoConfig
 from grpo_engine.dataset import Dataset
 from grpo_engine.diagnostics import Detectors
 from grpo_engine.grader import GraderPool
+from grpo_engine.guardrail import Guardrails
 from grpo_engine.logprob import disable_branching
 from grpo_engine.optimizer import Optimizer, learning_rate_at
 from grpo_engine.outcome import ReferenceMismatch
@@ -51,6 +52,10 @@ class Learner:
     """Why the fast forward was switched off in step 1; kept, because an exact continuation must compute the same way."""
     readings: dict[str, float] = field(default_factory=dict)
     """Metrics of the last completed step."""
+    guardrails: Guardrails = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.guardrails = Guardrails(self.grpo.guardrails)
 
     @property
     def num_steps(self) -> int:
@@ -79,6 +84,8 @@ class Learner:
                 "cursor": self.dataset.cursor(),
                 "rng": rng_state(),
                 "detectors": self.detectors.state(),
+                "guardrails": self.guardrails.state(),
+                "seed": self.seed,
                 "base_learning_rate": self.base_learning_rate,
                 "commands": [record.to_json() for record in self.inbox.applied],
                 "reference_sha256": self.reference_sha256,
@@ -109,6 +116,8 @@ class Learner:
         self.rule.load(state["beta"])
         self.dataset.seek(state["cursor"])
         self.detectors.load(state["detectors"])
+        self.guardrails.load(state["guardrails"])
+        self.seed = state["seed"]
         self.base_learning_rate = state["base_learning_rate"]
         self.inbox.load([AppliedCommand.from_json(record) for record in state["commands"]], replays)
         self.num_reference_syncs = state["num_reference_syncs"]

@@ -17,6 +17,7 @@ from grpo_engine.events import EventLog
 from grpo_engine.keeper import Keeper
 from grpo_engine.learner import Learner
 from grpo_engine.outcome import CheckpointFailed, GraderBroken, NonFinite, ReferenceMismatch
+from grpo_engine.rescue import enforce
 from grpo_engine.step import StepResult, train_step
 
 MAX_UNGRADED_STEPS = 3
@@ -36,6 +37,8 @@ def train(
     def elapsed() -> float:
         return learner.elapsed_s + clock() - started
 
+    if keeper.may_roll_back:
+        keeper.save_resume(elapsed())
     while learner.step < learner.num_steps:
         step = learner.step + 1
         stop, should_save = apply_commands(learner, log, step)
@@ -57,6 +60,13 @@ def train(
             raise GraderBroken(f"no completion could be graded in {num_ungraded} steps in a row: {result.grader_errors[0]}")
         if result.quarantine is not None and learner.grpo.optimizer.on_nonfinite == "abort":
             raise NonFinite(f"step {step}: {result.quarantine}; the weights are those of before it")
+        rescued = enforce(learner, keeper, log, elapsed())
+        if isinstance(rescued, Outcome):
+            yield result
+            return rescued
+        if rescued == "rolled_back":
+            yield result
+            continue
         _sync_reference(learner, step)
         if step < learner.num_steps:
             keeper.save_due(elapsed())

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from grpo_engine.contract.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Strict
+from grpo_engine.contract.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Strict
 from grpo_engine.contract.beta import BetaConfig, FixedBeta, needs_reference
 from grpo_engine.contract.data import DataConfig
-from grpo_engine.contract.diagnostics import DiagnosticsConfig, Guardrail
+from grpo_engine.contract.diagnostics import DiagnosticsConfig, Guardrail, Rollback, SetBeta
 from grpo_engine.contract.grader import Grader
 from grpo_engine.contract.kl import KlConfig
 
@@ -183,6 +184,22 @@ class GrpoConfig(Strict):
     def _grader_or_environment(self) -> GrpoConfig:
         if (self.grader is None) == (self.environment is None):
             raise ValueError("give exactly one of grader and environment")
+        return self
+
+    @model_validator(mode="after")
+    def _guardrails_can_act(self) -> GrpoConfig:
+        for number, rule in enumerate(self.guardrails):
+            at = f"guardrails[{number}]"
+            if not self.diagnostics.enabled(rule.detector):
+                raise ValueError(f"{at} waits for {rule.detector}, which is switched off; enable diagnostics.{rule.detector}")
+            if isinstance(rule.action, SetBeta):
+                low, high = getattr(self.beta, "min", 0.0), getattr(self.beta, "max", math.inf)
+                if not low <= rule.action.value <= high:
+                    raise ValueError(f"{at} sets beta to {rule.action.value:g}, outside [{low:g}, {high:g}]; choose a value inside")
+                if rule.action.value > 0 and not self.loads_reference:
+                    raise ValueError(f"{at} sets beta above 0 in a job that loads no reference; set kl.monitor to true")
+            if isinstance(rule.action, Rollback) and rule.action.beta_factor is not None and not needs_reference(self.beta):
+                raise ValueError(f"{at} multiplies a beta of 0; use learning_rate_factor or reseed")
         return self
 
     @property
