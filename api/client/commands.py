@@ -141,7 +141,11 @@ def logs(
 ) -> None:
     """What the engine printed."""
     with Grpo(url, api_key) as client:
-        typer.echo(client.logs(job_id, tail=tail, attempt=attempt), nl=False)
+        printed = client.logs(job_id, tail=tail, attempt=attempt)
+    if printed:
+        typer.echo(printed, nl=False)
+    else:
+        typer.echo("the engine has printed nothing", err=True)
 
 
 def control(

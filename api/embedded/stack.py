@@ -88,7 +88,7 @@ class Stack:
             notice_at = begun + NOTICE_AFTER_S if name == "worker" else float("inf")
             while child.is_running and time.monotonic() < begun + child.plan.stop_grace_s and not is_hurried():
                 if time.monotonic() >= notice_at:
-                    self._say("the running job ends its step and saves; Ctrl-C again stops it at once")
+                    self._say("waiting for the worker: a running job ends its step and saves; Ctrl-C again stops it at once")
                     notice_at = float("inf")
                 time.sleep(_POLL_S)
             if child.is_running:

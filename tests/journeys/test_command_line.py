@@ -39,7 +39,7 @@ def test_a_job_from_submit_to_pull(server: LiveStack, tmp_path: Path) -> None:
     assert "job.succeeded" in run("events", job_id)
     assert "beta 0.04" in run("control", job_id)
     assert "tiny" in run("models")
-    assert run("logs", job_id, "--tail", "1")
+    run("logs", job_id)
 
     # The checkpoint becomes a folder that loads.
     run("pull", job_id, "--to", "model")

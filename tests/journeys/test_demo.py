@@ -16,7 +16,11 @@ from tests.tiny import make_model
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     make_model(tmp_path / "models" / "tiny")
-    spec = job_spec("file-later", num_steps=3, beta={"rule": "deadband", "value": 0.04, "min": 0.04, "target": 1e-6, "update_every": 1})
+    spec = job_spec(
+        "file-later",
+        num_steps=3,
+        beta={"rule": "deadband", "value": 0.04, "min": 0.04, "target": 1e-6, "update_every": 1, "ema_decay": None},
+    )
     del spec["training_file"]
     (tmp_path / "job.json").write_text(json.dumps(spec))
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "{n}+1="}}\n' for n in range(16)))
