@@ -6,6 +6,7 @@ SQLite: WAL, synchronous=FULL, so that a commit survives a power cut. Writers be
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +78,7 @@ class Database:
                     f"the database was written by a newer version (schema {unknown[0]}); start that version, or restore a backup"
                 )
             config.attributes["connection"] = connection
+            logging.getLogger("alembic.runtime.migration").setLevel(logging.WARNING)  # it announces itself at every start
             command.upgrade(config, "head")
 
     def close(self) -> None:
