@@ -126,10 +126,11 @@ class BetaRule:
             return base
         return min(max(base * self._state.multiplier, self.cfg.min), self.cfg.max)
 
-    def update(self, step: int, kl_token: float, kl_sequence: float, episodes: int) -> BetaUpdate:
+    def update(self, step: int, kl_token: float | None, kl_sequence: float | None, episodes: int) -> BetaUpdate:
         """Take in a rollout's mean KL per token and per sequence, and its number of completions.
 
-        Call once per step, in order, also for quarantined steps (with a non-finite KL: everything holds and is counted).
+        None: nothing is measured, because the job holds no reference (rules fixed and schedule only). Call once per step,
+        in order, also for quarantined steps (with a non-finite KL: everything holds and is counted).
         Raises ValueError when a step comes twice or out of order.
         """
         state = self._state
@@ -139,13 +140,13 @@ class BetaRule:
         state.schedule_step = step
         cfg = self.cfg
         if isinstance(cfg, FixedBeta | ScheduleBeta):
-            if math.isfinite(kl_token):
+            if kl_token is not None and math.isfinite(kl_token):
                 state.last_kl = kl_token
-            else:
+            elif kl_token is not None:
                 state.nonfinite_skips += 1
             return self._report(old, step, 0, f"rule {cfg.rule} does not look at KL")
         kl = kl_token if cfg.unit == "token" else kl_sequence
-        if not math.isfinite(kl):
+        if kl is None or not math.isfinite(kl):
             state.nonfinite_skips += 1
             state.last_action = 0
             return self._report(old, step, 0, "held: the measured KL is not finite")

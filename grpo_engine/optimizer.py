@@ -56,6 +56,25 @@ class Optimizer:
             group["lr"] = learning_rate
         self._adamw.step()
 
+    def take_gradients(self) -> dict[str, Tensor]:
+        """The gradients gathered so far, which the masters then no longer hold."""
+        taken = {name: master.grad for name, master in self._masters.items() if master.grad is not None}
+        self.zero_grad()
+        return taken
+
+    @torch.no_grad()
+    def add_gradients(self, gradients: Mapping[str, Tensor]) -> float:
+        """Add gradients to those the masters hold. Returns the inner product of both."""
+        product = 0.0
+        for name, gradient in gradients.items():
+            master = self._masters[name]
+            if master.grad is None:
+                master.grad = gradient
+            else:
+                product += float((master.grad.double() * gradient.double()).sum())
+                master.grad += gradient
+        return product
+
     def zero_grad(self) -> None:
         """Forget the gradients."""
         self._adamw.zero_grad(set_to_none=True)

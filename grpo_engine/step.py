@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ from grpo_engine.grader import Sample
 from grpo_engine.learner import Learner
 from grpo_engine.logprob import check_shortcut
 from grpo_engine.rollout import sample_groups
-from grpo_engine.step_metrics import Metrics, group_metrics, rollout_metrics
+from grpo_engine.step_metrics import Metrics, describe_kl, group_metrics, rollout_metrics
 from grpo_engine.update import optimize, prepare_update
 
 
@@ -40,6 +41,8 @@ class StepResult:
     grader_errors: list[str] = field(default_factory=list)
     shortcut_problem: str | None = None
     """Why a fast path is not used; set in the first step only."""
+    kl_details: dict[str, Any] | None = None
+    """KL by position, token and prompt, in the steps that ask for it."""
 
 
 def train_step(learner: Learner, step: int) -> StepResult:
@@ -54,6 +57,7 @@ def train_step(learner: Learner, step: int) -> StepResult:
         metrics = {**rollout_metrics(rollout), "beta/applied": beta, "optimizer/learning_rate": learning_rate}
         reward_PG = rollout.reward_PG()
         quarantine: str | None = None
+        kl_details: dict[str, Any] | None = None
         if not bool(torch.isfinite(reward_PG).all()):
             quarantine = "a reward is not a finite number"
         else:
@@ -62,12 +66,20 @@ def train_step(learner: Learner, step: int) -> StepResult:
             with _timed(seconds, "reference"):
                 update = prepare_update(learner, rollout, advantages, beta)
             with _timed(seconds, "update"):
-                quarantine = optimize(learner, update, learning_rate, metrics)
+                should_split = is_due(learner.grpo.telemetry.gradient_split_every, step) and beta > 0
+                quarantine = optimize(learner, update, learning_rate, metrics, should_split=should_split)
+            if is_due(learner.grpo.telemetry.kl_details_every, step):
+                kl_details = describe_kl(update.tensors, learner.grpo.kl, rollout)
         beta_update = _update_beta(learner, rollout, step, metrics, is_clean=quarantine is None)
         metrics |= beta_update.metrics()
     metrics |= {f"time/{phase}_s": value for phase, value in seconds.items()}
     metrics["throughput/tokens_per_s"] = rollout.num_tokens / seconds["step"]
-    return StepResult(step, metrics, beta_update, quarantine, grader_errors, shortcut_problem)
+    return StepResult(step, metrics, beta_update, quarantine, grader_errors, shortcut_problem, kl_details)
+
+
+def is_due(every: int | None, step: int) -> bool:
+    """Whether something done every n steps is done at this one; null is never."""
+    return every is not None and step % every == 0
 
 
 def _sample(learner: Learner, step: int) -> tuple[Rollout, str | None]:
@@ -99,6 +111,8 @@ def _grade(learner: Learner, rollout: Rollout) -> list[str]:
 
 def _update_beta(learner: Learner, rollout: Rollout, step: int, metrics: Metrics, *, is_clean: bool) -> BetaUpdate:
     """Feed the rule the estimator's own mean, unclipped and unweighted. A quarantined step reads NaN: beta holds."""
+    if learner.reference is None:
+        return learner.rule.update(step, None, None, len(rollout.rows))
     estimator = learner.grpo.kl.estimator
     token = metrics.get(f"kl/ref/{estimator}/mean", math.nan) if is_clean else math.nan
     sequence = metrics.get(f"kl_per_sequence/ref/{estimator}/mean", math.nan) if is_clean else math.nan

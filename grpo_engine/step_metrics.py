@@ -11,19 +11,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from grpo_engine.advantage import Advantages
 from grpo_engine.batch import Rollout
-from grpo_engine.contract.kl import Direction, Estimator
+from grpo_engine.contract.kl import Direction, Estimator, KlConfig
 from grpo_engine.contract.telemetry import KL_ESTIMATORS, KL_STATISTICS
 from grpo_engine.kl import kl_statistics, kl_value
-from grpo_engine.kl_views import kl_length_correlation
+from grpo_engine.kl_views import kl_by_position, kl_length_correlation, top_kl_tokens
 
 Metrics = dict[str, float]
+TOP_COUNT = 20
+"""Tokens and prompts listed by `describe_kl`."""
 SAMPLED_ESTIMATORS = tuple(name for name in KL_ESTIMATORS if name != "exact")
 
 
@@ -78,6 +80,31 @@ def kl_metrics(tensors: StepTensors, direction: Direction) -> Metrics:
     metrics |= kl_pair_metrics("ref", logprob_BT, tensors.ref_logprob_BT, mask_BT, direction, tensors.exact_kl_BT)
     correlation = kl_length_correlation(kl_value(logprob_BT, tensors.ref_logprob_BT, "k3", direction), mask_BT)
     return metrics if correlation is None else {**metrics, "kl/length_correlation": correlation}
+
+
+def describe_kl(tensors: StepTensors, cfg: KlConfig, rollout: Rollout) -> dict[str, Any] | None:
+    """KL to the reference before the first update, in the job's estimator: by position, its largest tokens, its prompts."""
+    if tensors.ref_logprob_BT is None:
+        return None
+    if cfg.estimator == "exact" and tensors.exact_kl_BT is not None:
+        value_BT = tensors.exact_kl_BT
+    else:
+        value_BT = kl_value(tensors.old_logprob_BT, tensors.ref_logprob_BT, cfg.estimator, cfg.direction)
+    means, counts = kl_by_position(value_BT, tensors.mask_BT)
+    rows, first, prompts = rollout.rows, 0, []
+    for group in rollout.groups:
+        part = slice(first, first + len(group.completions))
+        prompts.append({"row": group.prompt.row, "kl": masked_mean(value_BT[part], tensors.mask_BT[part])})
+        first = part.stop
+    return {
+        "estimator": cfg.estimator,
+        "by_position": {"mean": means, "count": counts},
+        "top_tokens": [
+            {"row": rows[row][0].row, "completion": row, "position": position, "token_id": rows[row][1].token_ids[position], "kl": kl}
+            for row, position, kl in top_kl_tokens(value_BT, tensors.mask_BT, TOP_COUNT)
+        ],
+        "top_prompts": sorted(prompts, key=lambda prompt: -prompt["kl"])[:TOP_COUNT],
+    }
 
 
 def rollout_metrics(rollout: Rollout) -> Metrics:

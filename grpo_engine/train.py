@@ -87,7 +87,10 @@ def report(learner: Learner, log: EventLog, result: StepResult) -> None:
     if result.shortcut_problem is not None:
         message = f"prompts are computed once per completion: {result.shortcut_problem}"
         log.emit("shortcut.disabled", message, step=step, level="warn", data={"reason": result.shortcut_problem})
-    log.emit("step.completed", message, step=step, data={"metrics": metrics, "beta": learner.rule.state()})
+    data: dict[str, Any] = {"metrics": metrics, "beta": learner.rule.state()}
+    if result.kl_details is not None:
+        data["kl"] = result.kl_details
+    log.emit("step.completed", message, step=step, data=data)
     if result.quarantine is not None:
         log.emit("step.quarantined", f"step {step}: {result.quarantine}; weights and beta hold", step=step, level="error",
                  data={"reason": result.quarantine, "policy": learner.grpo.optimizer.on_nonfinite})  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ from grpo_engine.logprob import MicroBatch, TokenStats, rollout_stats, split_row
 from grpo_engine.loss import Normaliser, PolicyTokens, aggregate, policy_loss_tokens
 from grpo_engine.step_metrics import Metrics, StepTensors, kl_metrics, kl_pair_metrics, masked_mean
 from grpo_engine.vocabulary import ReferenceStates
+
+Term = Literal["both", "policy", "kl"]
+"""What is differentiated: the whole loss, or one of its two terms alone."""
 
 
 @dataclass
@@ -42,11 +46,9 @@ class Update:
     reference_states: list[ReferenceStates] | None = None
     """The reference's final hidden states by micro-batch, for exact KL."""
     policy_sum: float = 0.0
-    """Of the update now running: the policy term, ..."""
+    """The policy term of the update now running ..."""
     kl_sum: float = 0.0
-    """... the KL term before beta, ..."""
-    total_sum: float = 0.0
-    """... and what is differentiated."""
+    """... and its KL term, before beta."""
 
 
 def prepare_update(learner: Learner, rollout: Rollout, advantages: Advantages, beta: float) -> Update:
@@ -75,7 +77,7 @@ def prepare_update(learner: Learner, rollout: Rollout, advantages: Advantages, b
     )
     if learner.reference is None:
         return update
-    is_exact = grpo.kl.estimator == "exact"
+    is_exact = grpo.kl.estimator == "exact" or grpo.telemetry.exact_kl
     network = learner.reference.network
     reference, states = rollout_stats(network, batches, temperature=temperature, pad_id=policy.pad_id, keep_states=is_exact)
     tensors.ref_logprob_BT = reference.logprob_BT.double()
@@ -89,35 +91,57 @@ def prepare_update(learner: Learner, rollout: Rollout, advantages: Advantages, b
     return update
 
 
-def optimize(learner: Learner, update: Update, learning_rate: float, metrics: Metrics) -> str | None:
+def optimize(learner: Learner, update: Update, learning_rate: float, metrics: Metrics, *, should_split: bool = False) -> str | None:
     """All updates of the step, into the weights. Fills `metrics`.
 
-    Returns None, or why an update was not applied: then its gradients are gone and the weights are those before it.
+    `should_split` measures the gradients of the two terms apart in the first update. Returns None, or why an update was
+    not applied: then its gradients are gone and the weights are those before it.
     """
     for iteration in range(learner.grpo.loss.num_iterations):
         learner.optimizer.zero_grad()
-        update.policy_sum = update.kl_sum = update.total_sum = 0.0
-        for number in range(len(update.batches)):
-            forward_backward(learner, update, number, is_first=iteration == 0)
+        if iteration == 0 and should_split:
+            metrics |= _split_backward(learner, update)
+        else:
+            run_batches(learner, update, is_first=iteration == 0)
         grad_norm = learner.optimizer.grad_norm()
         if iteration == 0:
             metrics |= _first_metrics(learner, update)
             metrics["grad_norm/total"] = grad_norm
         metrics |= _ratio_metrics(update)
-        if not (math.isfinite(update.total_sum) and math.isfinite(grad_norm)):
+        total = update.policy_sum + update.beta * update.kl_sum if update.beta > 0 else update.policy_sum
+        if not (math.isfinite(total) and math.isfinite(grad_norm)):
             learner.optimizer.zero_grad()
-            what = "the gradient" if math.isfinite(update.total_sum) else "the loss"
-            return f"{what} of update {iteration + 1} is not finite"
+            return f"{'the gradient' if math.isfinite(total) else 'the loss'} of update {iteration + 1} is not finite"
         learner.optimizer.step(learning_rate, grad_norm)
         learner.policy.refresh()
     learner.optimizer.zero_grad()
     return None
 
 
-def forward_backward(learner: Learner, update: Update, number: int, *, is_first: bool) -> None:
+def run_batches(learner: Learner, update: Update, *, is_first: bool, term: Term = "both") -> None:
+    """Forward and backward of every micro-batch; the gradients of `term` add up in the masters."""
+    update.policy_sum = update.kl_sum = 0.0
+    for number in range(len(update.batches)):
+        forward_backward(learner, update, number, is_first=is_first, term=term)
+
+
+def _split_backward(learner: Learner, update: Update) -> Metrics:
+    """The first update's gradient as the sum of its two terms, each measured alone (the KL term with beta)."""
+    run_batches(learner, update, is_first=True, term="policy")
+    policy_norm, policy = learner.optimizer.grad_norm(), learner.optimizer.take_gradients()
+    run_batches(learner, update, is_first=True, term="kl")
+    kl_norm, product = learner.optimizer.grad_norm(), learner.optimizer.add_gradients(policy)
+    metrics = {"grad_norm/policy": policy_norm, "grad_norm/kl": kl_norm}
+    if policy_norm > 0 and kl_norm > 0:
+        metrics["grad_cosine/policy_kl"] = product / (policy_norm * kl_norm)
+    return metrics
+
+
+def forward_backward(learner: Learner, update: Update, number: int, *, is_first: bool, term: Term = "both") -> None:
     """One micro-batch: its share of the step's loss, differentiated into the masters' gradients."""
     grpo, tensors = learner.grpo, update.tensors
     batch = update.batches[number]
+    states = update.reference_states if is_first or grpo.kl.estimator == "exact" else None
     rows = torch.tensor(batch.index, device=tensors.mask_BT.device)
     stats = token_stats(
         learner.policy.network,
@@ -125,12 +149,13 @@ def forward_backward(learner: Learner, update: Update, number: int, *, is_first:
         temperature=grpo.sampling.temperature,
         pad_id=learner.policy.pad_id,
         width=tensors.mask_BT.shape[1],
-        reference=None if update.reference_states is None else update.reference_states[number],
+        reference=None if states is None else states[number],
     )
     tensors.logprob_BT[rows] = stats.logprob_BT.detach().double()
     if is_first:
         tensors.old_logprob_BT[rows] = tensors.logprob_BT[rows]
         tensors.entropy_BT[rows] = stats.entropy_BT.detach().double()
+        _keep_exact(tensors, rows, stats, grpo.kl.direction)
     policy = policy_loss_tokens(
         stats.logprob_BT, tensors.old_logprob_BT[rows], update.advantage[rows], update.policy_mask_BT[rows], grpo.loss
     )
@@ -141,18 +166,23 @@ def forward_backward(learner: Learner, update: Update, number: int, *, is_first:
         kl = _kl_tokens(learner, update, rows, stats, is_first=is_first)
         kl_term = aggregate(kl.surrogate_BT, update.kl_mask_BT[rows], update.kl_normaliser)
         update.kl_sum += float(kl_term.detach())
-        if update.beta > 0:
+        if term == "kl":
+            loss = update.beta * kl_term
+        elif term == "both" and update.beta > 0:
             loss = loss + update.beta * kl_term
-    update.total_sum += float(loss.detach())
     loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _keep_exact(tensors: StepTensors, rows: Tensor, stats: TokenStats, direction: Direction) -> None:
+    exact_BT = _exact(stats, direction)
+    if exact_BT is not None and tensors.exact_kl_BT is not None:
+        tensors.exact_kl_BT[rows] = exact_BT.detach().double()
 
 
 def _kl_tokens(learner: Learner, update: Update, rows: Tensor, stats: TokenStats, *, is_first: bool) -> KlTokens:
     tensors, cfg = update.tensors, learner.grpo.kl
     assert tensors.ref_logprob_BT is not None
-    exact_BT = _exact(stats, cfg.direction)
-    if exact_BT is not None and tensors.exact_kl_BT is not None and is_first:
-        tensors.exact_kl_BT[rows] = exact_BT.detach().double()
+    exact_BT = _exact(stats, cfg.direction) if cfg.estimator == "exact" else None
     kl = kl_loss_tokens(
         stats.logprob_BT,
         tensors.ref_logprob_BT[rows],
@@ -190,13 +220,14 @@ def _first_metrics(learner: Learner, update: Update) -> Metrics:
     tensors = update.tensors
     metrics = {
         "loss/policy": update.policy_sum,
-        "loss/total": update.total_sum,
+        "loss/total": update.policy_sum,
         "policy/entropy": masked_mean(tensors.entropy_BT, tensors.mask_BT),
         **kl_metrics(tensors, learner.grpo.kl.direction),
     }
     if tensors.ref_logprob_BT is not None:
         metrics["kl/loss_term"] = update.kl_sum
-        metrics["loss/kl"] = update.beta * update.kl_sum
+        metrics["loss/kl"] = update.beta * update.kl_sum if update.beta > 0 else 0.0
+        metrics["loss/total"] = update.policy_sum + metrics["loss/kl"]
         metrics["kl/clip_frac"] = masked_mean(tensors.kl_clipped_BT, update.kl_mask_BT)
     return metrics
 

@@ -13,6 +13,7 @@ from grpo_engine.contract.data import DataConfig
 from grpo_engine.contract.diagnostics import DiagnosticsConfig, Guardrail, Rollback, SetBeta
 from grpo_engine.contract.grader import Grader
 from grpo_engine.contract.kl import KlConfig
+from grpo_engine.contract.telemetry import TelemetryConfig
 
 BETA_ALIASES = ("kl_beta", "kl_coef", "kl_loss_coef", "init_kl_coef", "ref_policy_kl_penalty", "kl_penalty_coef")
 
@@ -164,6 +165,7 @@ class GrpoConfig(Strict):
     checkpoints: CheckpointConfig = CheckpointConfig()
     guardrails: list[Guardrail] = []
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     limits: Limits = Limits()
     resources: Resources = Resources()
 
@@ -200,6 +202,15 @@ class GrpoConfig(Strict):
                     raise ValueError(f"{at} sets beta above 0 in a job that loads no reference; set kl.monitor to true")
             if isinstance(rule.action, Rollback) and rule.action.beta_factor is not None and not needs_reference(self.beta):
                 raise ValueError(f"{at} multiplies a beta of 0; use learning_rate_factor or reseed")
+        return self
+
+    @model_validator(mode="after")
+    def _telemetry_has_a_reference(self) -> GrpoConfig:
+        wanted = [name for name in TelemetryConfig.model_fields if getattr(self.telemetry, name)]
+        if wanted and not self.loads_reference:
+            raise ValueError(f"telemetry.{wanted[0]} measures KL and the job holds no reference; set kl.monitor to true, or remove it")
+        if self.telemetry.gradient_split_every is not None and (self.kl.placement != "loss" or not needs_reference(self.beta)):
+            raise ValueError("telemetry.gradient_split_every needs a KL term in the loss; set kl.placement to loss and beta above 0")
         return self
 
     @property

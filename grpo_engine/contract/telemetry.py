@@ -9,13 +9,25 @@ from __future__ import annotations
 
 from typing import Literal
 
-from grpo_engine.contract.base import Strict
+from grpo_engine.contract.base import PositiveInt, Strict
 
 Direction = Literal["higher_is_better", "lower_is_better", "neutral"]
 
 KL_PAIRS = ("ref", "old", "sampler")
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "exact")
 KL_STATISTICS = ("mean", "se", "p50", "p95", "max", "token_max")
+
+
+class TelemetryConfig(Strict):
+    """Measurements beyond those of every step. None of them changes the training."""
+
+    exact_kl: bool = False
+    """Measure `kl/ref/exact` (the sum over the vocabulary) at every step, whatever the estimator in the loss."""
+    gradient_split_every: PositiveInt | None = None
+    """Every n steps differentiate the policy term and the KL term apart: `grad_norm/policy`, `grad_norm/kl` and
+    `grad_cosine/policy_kl`. Costs one more forward and a copy of the gradients at those steps."""
+    kl_details_every: PositiveInt | None = None
+    """Every n steps `step.completed` carries `data.kl`: KL by position, and the tokens and prompts where it is largest."""
 
 
 class MetricDescriptor(Strict):

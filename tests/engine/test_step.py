@@ -172,11 +172,11 @@ def break_gradients(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
 
     real = step_module.optimize
 
-    def optimize(learner: Learner, update: Any, *args: Any) -> Any:
+    def optimize(learner: Learner, update: Any, *args: Any, **options: Any) -> Any:
         norm = learner.optimizer.grad_norm
         if learner.step + 1 in steps:
             monkeypatch.setattr(learner.optimizer, "grad_norm", lambda: norm() + math.inf)
-        result = real(learner, update, *args)
+        result = real(learner, update, *args, **options)
         monkeypatch.setattr(learner.optimizer, "grad_norm", norm)
         return result
 
@@ -287,3 +287,50 @@ def test_activation_checkpointing_changes_memory_and_nothing_else(job: Path) -> 
     assert outcome(runs[1]).status == "succeeded"
     for name, value in numbers(series(runs[0])).items():
         assert numbers(series(runs[1]))[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+def test_measuring_more_does_not_change_the_training(job: Path) -> None:
+    def grpo(telemetry: dict[str, Any]) -> dict[str, Any]:
+        return {"beta": 0.5, "telemetry": telemetry, "limits": {"num_steps": 4}}
+
+    plain = train(job, "measure-plain", make_spec(job, **grpo({})))
+    more = train(job, "measure-more", make_spec(job, **grpo({"exact_kl": True, "kl_details_every": 2})))
+    assert weights_sha256(plain, 4) == weights_sha256(more, 4)
+    rows = series(more)
+    assert rows[1]["kl/ref/exact/max"] == 0.0
+    assert rows[4]["kl/ref/exact/mean"] == pytest.approx(rows[4]["kl/ref/k3/mean"], rel=0.5)
+    details = {event.step: event.data.get("kl") for event in events(more, "step.completed")}
+    assert [step for step, detail in details.items() if detail is not None] == [2, 4]
+    detail = details[4]
+    assert sum(detail["by_position"]["count"]) == round(12 * rows[4]["completion/length_mean"])
+    assert detail["top_tokens"][0]["kl"] == pytest.approx(rows[4]["kl/ref/k3/token_max"])
+    weighted = sum(m * c for m, c in zip(detail["by_position"]["mean"], detail["by_position"]["count"], strict=True) if c)
+    assert weighted / sum(detail["by_position"]["count"]) == pytest.approx(rows[4]["kl/ref/k3/mean"])
+    assert len(detail["top_prompts"]) == 3
+
+
+def test_the_two_gradients_are_measured_apart_and_add_up(job: Path) -> None:
+    spec = {"beta": 0.5, "limits": {"num_steps": 4}}
+    plain = series(train(job, "split-plain", make_spec(job, **spec)))
+    split = series(train(job, "split", make_spec(job, **spec, telemetry={"gradient_split_every": 2})))
+    assert [step for step, metrics in split.items() if "grad_norm/kl" in metrics] == [2, 4]
+    row = split[2]
+    a, b, cosine = row["grad_norm/policy"], row["grad_norm/kl"], row["grad_cosine/policy_kl"]
+    assert a > 0
+    assert b > 0
+    assert math.sqrt(a * a + b * b + 2 * a * b * cosine) == pytest.approx(row["grad_norm/total"], rel=1e-4)
+    for name, value in plain[2].items():
+        assert split[2][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("grpo", "words"),
+    [
+        ({"beta": 0, "telemetry": {"exact_kl": True}}, "holds no reference"),
+        ({"beta": 0, "kl": {"monitor": True}, "telemetry": {"gradient_split_every": 1}}, "needs a KL term"),
+    ],
+)
+def test_a_measurement_that_cannot_be_made_is_refused(job: Path, grpo: dict[str, Any], words: str, tmp_path: Path) -> None:
+    run_dir = train(job, f"unmeasurable-{tmp_path.name}", make_spec(job, **grpo))
+    assert outcome(run_dir).reason == "config_error"
+    assert words in outcome(run_dir).message
