@@ -17,7 +17,7 @@ from grpo_engine.checkpoint import read_resume
 from grpo_engine.commands import COMMANDS_FILE, CommandInbox, read_replays
 from grpo_engine.contract.command import Dispatch
 from grpo_engine.dataset import Dataset, make_prompts
-from grpo_engine.device import Device, choose_device, seed_everything
+from grpo_engine.device import Device, choose_device, keep_freed_memory, seed_everything
 from grpo_engine.diagnostics import Detectors
 from grpo_engine.events import EventLog
 from grpo_engine.grader import GraderPool, make_grader
@@ -47,6 +47,7 @@ def assemble(dispatch: Dispatch, run_dir: Path, log: EventLog) -> Iterator[Learn
         log.emit("run.rewound", f"attempt {dispatch.epoch} continues after step {to_step}", data={"to_step": to_step})
     device = choose_device(grpo.resources)
     seed_everything(dispatch.spec.seed)
+    keep_freed_memory()
     _announce_start(log, device)
     disable_progress_bar()
     report = read_rows(_training_file(run_dir, dispatch), grpo.data)

@@ -21,10 +21,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from grpo_engine.masked_attention import masked_attention
 
 BRANCHED = "grpo_branched"
 """Name under which the attention function is registered with transformers."""
@@ -256,7 +257,7 @@ class BranchPlan:
     @staticmethod
     def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
         merged = merge_heads(query, key.shape[2])
-        out = functional.scaled_dot_product_attention(merged, key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask, scale=scaling)
+        out = masked_attention(merged, key.transpose(1, 2), value.transpose(1, 2), mask, scaling)
         return split_heads(out, query.shape[1])
 
     def _mask(self, kind: str, window: int | None, dtype: torch.dtype, repeats: int) -> Tensor:
@@ -264,7 +265,8 @@ class BranchPlan:
         name = (kind, window, dtype)
         if name not in self._masks:
             allowed = self._prompt_allowed(window) if kind == "prompt" else self._own_allowed(window)
-            mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
+            wide = torch.float32 if dtype == torch.bfloat16 else dtype
+            mask = torch.zeros(allowed.shape, dtype=wide, device=allowed.device).masked_fill_(~allowed, float("-inf"))
             self._masks[name] = mask[:, None].repeat(1, 1, repeats, 1)
         return self._masks[name]
 

@@ -6,6 +6,7 @@ autocast, so that the policy and the reference run the very same kernels. Not he
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,6 +92,21 @@ def set_threads(count: int | None) -> int:
     if count is not None:
         torch.set_num_threads(count)
     return torch.get_num_threads()
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc keep freed memory for the next step instead of giving it back to the system; call once, early.
+
+    A step allocates and frees the same gigabytes again; without this each comes back as page faults to be zeroed (measured:
+    100,000 faults and a quarter of the backward pass's time, against none). Returns False where there is no glibc.
+    """
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+    except OSError:
+        return False
+    mmap_max, trim_threshold, top_pad = -4, -1, -2  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD of malloc.h
+    settings = ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 64 * 2**20))
+    return all(libc.mallopt(name, value) == 1 for name, value in settings)
 
 
 @contextmanager

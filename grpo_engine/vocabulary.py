@@ -114,15 +114,14 @@ class _Running:
         self.sum_N = torch.zeros_like(double)
         self.weighted = [torch.zeros_like(double) for _ in range(weighted)]
 
-    def add(self, logits_NV: Tensor, scratch_NV: Tensor, others: list[Tensor]) -> None:
+    def add(self, logits_NV: Tensor, scratch_NV: Tensor, product_NV: Tensor, others: list[Tensor]) -> None:
         """Take in one tile; `others` are the (N, V) values to be averaged under this distribution."""
         new_max_N = torch.maximum(self.max_N, logits_NV.amax(1).double())
         decay_N = torch.exp(self.max_N - new_max_N)
         weight_NV = torch.sub(logits_NV, new_max_N.to(logits_NV.dtype)[:, None], out=scratch_NV).exp_()
         self.sum_N = self.sum_N * decay_N + weight_NV.sum(1)
         for number, other_NV in enumerate(others):
-            dot_N = torch.bmm(weight_NV[:, None], other_NV[:, :, None])[:, 0, 0]
-            self.weighted[number] = self.weighted[number] * decay_N + dot_N
+            self.weighted[number] = self.weighted[number] * decay_N + torch.mul(weight_NV, other_NV, out=product_NV).sum(1)
         self.max_N = new_max_N
 
     @property
@@ -214,19 +213,18 @@ def _forward_chunk(
     ours_run = _Running(chosen_N, 1 if theirs is None else 2)
     their_run = None if theirs is None else _Running(chosen_N, 1)
     scratch: Tensor | None = None
-    gap: Tensor | None = None
     for tile in _chunks(vocabulary, width):
         logits_NV = tiles.logits(tile)
         _take_target(logits_NV, tile, target_N, chosen_N)
         if scratch is None or scratch.shape != logits_NV.shape:
-            scratch, gap = torch.empty_like(logits_NV), torch.empty_like(logits_NV) if theirs is not None else None
-        if theirs is None or their_run is None or gap is None:
-            ours_run.add(logits_NV, scratch, [logits_NV])
+            scratch, product, gap = (torch.empty_like(logits_NV) for _ in range(3))
+        if theirs is None or their_run is None:
+            ours_run.add(logits_NV, scratch, product, [logits_NV])
             continue
         their_logits_NV = theirs.logits(tile)
         torch.sub(logits_NV, their_logits_NV, out=gap)
-        ours_run.add(logits_NV, scratch, [logits_NV, gap])
-        their_run.add(their_logits_NV, scratch, [gap])
+        ours_run.add(logits_NV, scratch, product, [logits_NV, gap])
+        their_run.add(their_logits_NV, scratch, product, [gap])
     log_z = ours_run.log_partition_N
     zero = torch.zeros_like(log_z)
     logprob, entropy = chosen_N.double() - log_z, log_z - ours_run.mean(0)

@@ -26,8 +26,8 @@ def _largest_kl(policy: Policy, reference: Reference) -> tuple[float, float]:
         assert stats.logprob_BT.requires_grad
         assert stats.exact_policy_ref_BT is not None
         assert stats.exact_ref_policy_BT is not None
-        ratio = max(ratio, float((stats.logprob_BT - frozen.logprob_BT[batch.index]).abs().max()))
-        exact = max(exact, float(stats.exact_policy_ref_BT.abs().max()), float(stats.exact_ref_policy_BT.abs().max()))
+        ratio = max(ratio, float((stats.logprob_BT.detach() - frozen.logprob_BT[batch.index]).abs().max()))
+        exact = max(exact, *(float(value.detach().abs().max()) for value in (stats.exact_policy_ref_BT, stats.exact_ref_policy_BT)))
     return ratio, exact
 
 
