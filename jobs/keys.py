@@ -35,12 +35,14 @@ KEYS: tuple[Key, ...] = (
     Key("grpo:job:<id>:commands", "stream_ttl_s", "hash number -> JSON command, re-sent until answered"),
     Key("grpo:job:<id>:lease", "lease_ttl_s", "JSON {worker, epoch}: somebody looks after the attempt"),
     Key("grpo:worker:<id>", "lease_ttl_s", "JSON heartbeat of a worker"),
+    Key("grpo:dispatcher", "lease_ttl_s", "JSON {pid, host, time}: a dispatcher turns"),
     Key("grpo:ping", "1 day", "written to learn whether Redis takes writes"),
     Key("grpo:workers", "1 day", "set of worker ids seen lately"),
 )
 
 GENERATION = "grpo:generation"
 PING = "grpo:ping"
+DISPATCHER = "grpo:dispatcher"
 GENERATION_TTL_S = 30 * DAY_S
 WORKERS = "grpo:workers"
 WORKERS_TTL_S = DAY_S

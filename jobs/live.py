@@ -6,22 +6,21 @@ A Redis that is down, frozen, full or read-only raises `Unavailable`; nothing he
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import redis
-import redis.asyncio
-from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 from redis.retry import Retry
 
 from grpo_engine.contract.command import Command
-from grpo_engine.contract.error import Unavailable
 from jobs import keys
+from jobs.livetail import AsyncLive, StreamEntry, answers, client_options, entries_of
 from jobs.settings import Settings
+
+__all__ = ["MAX_NUMBER", "SUPERVISOR_COMMANDS", "AsyncLive", "Lease", "Live", "Published", "StreamEntry", "WantedNote"]
 
 MAX_NUMBER = 2**53
 """Largest epoch and seq: exact in every JSON reader, and far from where a stream id would wear out."""
@@ -29,15 +28,6 @@ SUPERVISOR_COMMANDS = 2**40
 """Commands from this number on are a supervisor's own (pause, drain); the ledger counts from 1."""
 
 Published = Literal["appended", "duplicate", "fenced"]
-
-
-class StreamEntry(NamedTuple):
-    """One event of a job's stream."""
-
-    id: str
-    """`<epoch>-<seq>`."""
-    event: str
-    """The event's JSON line."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +47,6 @@ class Lease:
     epoch: int
 
 
-@contextmanager
-def _answers() -> Iterator[None]:
-    try:
-        yield
-    except (RedisError, OSError) as error:
-        raise Unavailable(f"Redis does not answer: {type(error).__name__}: {error}", headers={"Retry-After": "5"}) from error
-
-
 class Live:
     """The synchronous side, for dispatcher, supervisor and API threads. Safe to share between threads."""
 
@@ -75,15 +57,7 @@ class Live:
     @classmethod
     def connect(cls, settings: Settings) -> Live:
         """A client with its own pool; connects on first use."""
-        client = redis.Redis.from_url(
-            settings.redis_url,
-            decode_responses=True,
-            encoding_errors="replace",
-            socket_timeout=settings.redis_timeout_s,
-            socket_connect_timeout=settings.redis_connect_timeout_s,
-            retry=Retry(NoBackoff(), 0),
-            **_keepalive(settings.redis_url),
-        )
+        client = redis.Redis.from_url(settings.redis_url, retry=Retry(NoBackoff(), 0), **client_options(settings))
         return cls(client, settings)
 
     def close(self) -> None:
@@ -92,7 +66,7 @@ class Live:
 
     def ping(self) -> None:
         """Raises Unavailable unless Redis accepts writes."""
-        with _answers():
+        with answers():
             self._redis.set(keys.PING, "1", ex=keys.DAY_S)
 
     # Events
@@ -105,7 +79,7 @@ class Live:
         if not (1 <= epoch <= MAX_NUMBER and 1 <= seq <= MAX_NUMBER):
             raise ValueError(f"event number {epoch}-{seq} is outside 1..2^53")
         key = keys.events(job_id)
-        with _answers():
+        with answers():
             try:
                 pipe = self._redis.pipeline(transaction=False)
                 pipe.xadd(key, {"event": event_json}, id=f"{epoch}-{seq}", maxlen=self._settings.stream_maxlen, approximate=True)
@@ -128,13 +102,13 @@ class Live:
             return {}
         by_key = {keys.events(job_id): job_id for job_id in after}
         block = min(block_ms, int(self._settings.redis_timeout_s * 500)) or None
-        with _answers():
+        with answers():
             answer = self._redis.xread({key: after[job_id] for key, job_id in by_key.items()}, count=count, block=block)
-        return {by_key[key]: entries for key, entries in _entries(answer)}
+        return {by_key[key]: entries for key, entries in entries_of(answer)}
 
     def stream_floor(self, job_id: str) -> str | None:
         """Id of the oldest entry the stream still holds; None when it holds none."""
-        with _answers():
+        with answers():
             oldest = cast(list[tuple[str, Any]], self._redis.xrange(keys.events(job_id), count=1))
         return oldest[0][0] if oldest else None
 
@@ -142,29 +116,29 @@ class Live:
 
     def put_dispatch(self, job_id: str, epoch: int, dispatch_json: str) -> None:
         """Leave what the attempt needs for whoever claims it."""
-        with _answers():
+        with answers():
             self._redis.set(keys.dispatch(job_id, epoch), dispatch_json, ex=self._ttl)
 
     def get_dispatch(self, job_id: str, epoch: int) -> str | None:
         """What the attempt needs; None when Redis was wiped meanwhile (the dispatcher puts it back)."""
-        with _answers():
+        with answers():
             return cast(str | None, self._redis.get(keys.dispatch(job_id, epoch)))
 
     def set_wanted(self, job_id: str, epoch: int, wanted: str) -> None:
         """Tell the attempt what it shall do, and older attempts that they are fenced."""
-        with _answers():
+        with answers():
             self._redis.set(keys.wanted(job_id), json.dumps({"epoch": epoch, "wanted": wanted}), ex=self._ttl)
 
     def get_wanted(self, job_id: str) -> WantedNote | None:
         """What the job shall do; None when nothing is known (keep going)."""
-        with _answers():
+        with answers():
             text = cast(str | None, self._redis.get(keys.wanted(job_id)))
         return None if text is None else WantedNote(**json.loads(text))
 
     def put_command(self, job_id: str, command: Command) -> None:
         """Hand a numbered command to the attempt."""
         key = keys.commands(job_id)
-        with _answers():
+        with answers():
             pipe = self._redis.pipeline(transaction=False)
             pipe.hset(key, str(command.number), command.model_dump_json())
             pipe.expire(key, self._ttl)
@@ -172,13 +146,13 @@ class Live:
 
     def commands(self, job_id: str) -> list[Command]:
         """Commands not yet answered, by number."""
-        with _answers():
+        with answers():
             raw = cast(dict[str, str], self._redis.hgetall(keys.commands(job_id)))
         return sorted((Command.model_validate_json(text) for text in raw.values()), key=lambda command: command.number)
 
     def drop_command(self, job_id: str, number: int) -> None:
         """The command was answered."""
-        with _answers():
+        with answers():
             self._redis.hdel(keys.commands(job_id), str(number))
 
     def renew_lease(self, job_id: str, worker: str, epoch: int) -> bool:
@@ -186,14 +160,14 @@ class Live:
         held = self.lease(job_id)
         if held is not None and held.epoch > epoch:
             return False
-        with _answers():
+        with answers():
             text = json.dumps({"worker": worker, "epoch": epoch})
             self._redis.set(keys.lease(job_id), text, px=int(self._settings.lease_ttl_s * 1000))
         return True
 
     def lease(self, job_id: str) -> Lease | None:
         """Who looks after the job; None when the lease ran out."""
-        with _answers():
+        with answers():
             text = cast(str | None, self._redis.get(keys.lease(job_id)))
         return None if text is None else Lease(**json.loads(text))
 
@@ -201,14 +175,14 @@ class Live:
         """Give the lease back if this epoch still holds it."""
         held = self.lease(job_id)
         if held is not None and held.epoch == epoch:
-            with _answers():
+            with answers():
                 self._redis.delete(keys.lease(job_id))
 
     # Workers
 
     def worker_heartbeat(self, worker_id: str, heartbeat: Mapping[str, Any]) -> None:
         """Publish a worker's liveness and capabilities."""
-        with _answers():
+        with answers():
             pipe = self._redis.pipeline(transaction=False)
             pipe.set(keys.worker(worker_id), json.dumps(dict(heartbeat)), px=int(self._settings.lease_ttl_s * 1000))
             pipe.sadd(keys.WORKERS, worker_id)
@@ -217,7 +191,7 @@ class Live:
 
     def workers(self) -> dict[str, dict[str, Any]]:
         """Live workers: id -> heartbeat."""
-        with _answers():
+        with answers():
             ids = sorted(cast(set[str], self._redis.smembers(keys.WORKERS)))
             if not ids:
                 return {}
@@ -227,9 +201,20 @@ class Live:
                 self._redis.srem(keys.WORKERS, *gone)
         return {worker_id: json.loads(text) for worker_id, text in zip(ids, texts, strict=True) if text is not None}
 
+    def dispatcher_heartbeat(self, heartbeat: Mapping[str, Any]) -> None:
+        """Publish that a dispatcher turns."""
+        with answers():
+            self._redis.set(keys.DISPATCHER, json.dumps(dict(heartbeat)), px=int(self._settings.lease_ttl_s * 1000))
+
+    def dispatcher(self) -> dict[str, Any] | None:
+        """The latest dispatcher's sign of life; None when none has turned for one lease time."""
+        with answers():
+            text = cast(str | None, self._redis.get(keys.DISPATCHER))
+        return None if text is None else dict(json.loads(text))
+
     def remove_worker(self, worker_id: str) -> None:
         """The worker ended in good order."""
-        with _answers():
+        with answers():
             self._redis.delete(keys.worker(worker_id))
             self._redis.srem(keys.WORKERS, worker_id)
 
@@ -237,82 +222,19 @@ class Live:
 
     def generation(self) -> str | None:
         """The mark that tells a wiped Redis from the one we knew."""
-        with _answers():
+        with answers():
             return cast(str | None, self._redis.get(keys.GENERATION))
 
     def set_generation(self, generation: str) -> None:
         """Write or renew the mark."""
-        with _answers():
+        with answers():
             self._redis.set(keys.GENERATION, generation, ex=keys.GENERATION_TTL_S)
 
     def queued_messages(self, queue: str, limit: int = 10_000) -> list[str]:
         """Raw Celery messages waiting in a queue, for the dispatcher to see what needs no second message."""
-        with _answers():
+        with answers():
             return cast(list[str], self._redis.lrange(f"{keys.PREFIX}{queue}", 0, limit - 1))
 
     @property
     def _ttl(self) -> int:
         return max(1, int(self._settings.stream_ttl_s))
-
-
-class AsyncLive:
-    """The asynchronous side, for server-sent events. Same promises."""
-
-    def __init__(self, client: redis.asyncio.Redis, settings: Settings) -> None:
-        self._redis = client
-        self._settings = settings
-
-    @classmethod
-    def connect(cls, settings: Settings) -> AsyncLive:
-        """A client with its own pool; connects on first use. One per event loop."""
-        client = redis.asyncio.Redis.from_url(
-            settings.redis_url,
-            decode_responses=True,
-            encoding_errors="replace",
-            socket_timeout=settings.redis_timeout_s,
-            socket_connect_timeout=settings.redis_connect_timeout_s,
-            retry=AsyncRetry(NoBackoff(), 0),
-            **_keepalive(settings.redis_url),
-        )
-        return cls(client, settings)
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._redis.aclose()
-
-    async def ping(self) -> None:
-        """Raises Unavailable unless Redis accepts writes."""
-        async with _answers_async():
-            await self._redis.set(keys.PING, "1", ex=keys.DAY_S)
-
-    async def read_stream(self, job_id: str, after_id: str = "0-0", block_ms: int = 0, count: int = 1000) -> list[StreamEntry]:
-        """Entries after an id, oldest first; waits up to `block_ms` (at most half of redis_timeout_s) for the first."""
-        key = keys.events(job_id)
-        block = min(block_ms, int(self._settings.redis_timeout_s * 500)) or None
-        async with _answers_async():
-            answer = await self._redis.xread({key: after_id}, count=count, block=block)
-        return dict(_entries(answer)).get(key, [])
-
-    async def stream_floor(self, job_id: str) -> str | None:
-        """Id of the oldest entry the stream still holds; None when it holds none."""
-        async with _answers_async():
-            oldest = cast(list[tuple[str, Any]], await self._redis.xrange(keys.events(job_id), count=1))
-        return oldest[0][0] if oldest else None
-
-
-@asynccontextmanager
-async def _answers_async() -> AsyncIterator[None]:
-    with _answers():
-        yield
-
-
-def _entries(answer: Any) -> Iterator[tuple[str, list[StreamEntry]]]:
-    """XREAD answers a list of pairs under RESP2 and a mapping under RESP3."""
-    pairs = answer.items() if isinstance(answer, dict) else (answer or [])
-    for key, batches in pairs:
-        rows = batches[0] if isinstance(answer, dict) and batches and isinstance(batches[0], list) else batches
-        yield str(key), [StreamEntry(str(entry_id), str(fields["event"])) for entry_id, fields in rows]
-
-
-def _keepalive(url: str) -> dict[str, Any]:
-    return {} if url.startswith("unix://") else {"socket_keepalive": True}

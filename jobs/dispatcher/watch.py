@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 import uuid
 from collections.abc import Callable
@@ -44,9 +46,11 @@ class RedisWatch:
             log.warning("this process was asleep for %.0f s; leases count anew", now - self._looked_at)
             self._unsettle()
         self._looked_at = now
+        known = self._ledger.get_fact(GENERATION_FACT)
         try:
             self._live.ping()
-            self._check_generation()
+            self._live.dispatcher_heartbeat({"pid": os.getpid(), "host": socket.gethostname(), "time": self._ledger.clock()})
+            self._check_generation(known, self._live.generation())
         except Unavailable as error:
             if self.is_up:
                 log.warning("%s; training goes on, dispatch and loss detection wait", error)
@@ -58,9 +62,7 @@ class RedisWatch:
         self.is_up = True
         return True
 
-    def _check_generation(self) -> None:
-        known = self._ledger.get_fact(GENERATION_FACT)
-        found = self._live.generation()
+    def _check_generation(self, known: str | None, found: str | None) -> None:
         if known is None:
             known = found or str(uuid.uuid4())
             self._ledger.set_fact(GENERATION_FACT, known)
@@ -70,7 +72,7 @@ class RedisWatch:
             if found is None:
                 log.warning("Redis was wiped; what it held is put back")
             else:
-                log.error("Redis carries the mark of another deployment or dispatcher; give each deployment its own Redis database")
+                log.error("Redis carries the mark of another deployment; give each deployment its own Redis database")
         if found != known:
             self._live.set_generation(known)
 

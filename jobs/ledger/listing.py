@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
 
 from grpo_engine.contract.error import InvalidRequest
 from jobs.ledger.book import Book
@@ -84,6 +85,14 @@ class ListingBook(Book):
 
     def set_fact(self, name: str, value: str) -> None:
         """Record a fact, replacing what was known."""
-        with self.database.write() as connection:
-            if connection.execute(sa.update(facts).where(facts.c.name == name).values(value=value)).rowcount == 0:
-                connection.execute(sa.insert(facts).values(name=name, value=value))
+        try:
+            with self.database.write() as connection:
+                if not self._update_fact(connection, name, value):
+                    connection.execute(sa.insert(facts).values(name=name, value=value))
+        except IntegrityError:  # somebody else recorded it at the same moment
+            with self.database.write() as connection:
+                self._update_fact(connection, name, value)
+
+    @staticmethod
+    def _update_fact(connection: sa.Connection, name: str, value: str) -> bool:
+        return bool(connection.execute(sa.update(facts).where(facts.c.name == name).values(value=value)).rowcount)

@@ -87,6 +87,7 @@ def test_every_key_has_a_time_to_live(live: Live, valkey: ValkeyServer) -> None:
     live.renew_lease(JOB, "w", 1)
     live.worker_heartbeat("w", {"host": "h"})
     live.set_generation("g")
+    live.dispatcher_heartbeat({"pid": 1})
     live.ping()
     with redis.Redis.from_url(valkey.url, decode_responses=True) as client:
         found = sorted(client.scan_iter())
