@@ -17,6 +17,7 @@ from api.auth import PUBLIC_PATHS, KeyRing, authorise, require_safe_bind, requir
 from api.deps import Services, known_query
 from api.middleware import BodyLimit, RequestId
 from api.openapi import describe
+from api.queue_places import QueuePlaces
 from api.routes import checkpoints, control, dashboard, events, files, graders, health, jobs, logs, metrics, models
 from api.sse import StreamLimits, StreamSlots
 from api.verify import VerifiedFiles
@@ -77,6 +78,7 @@ def _build(settings: Settings, limits: StreamLimits | None) -> Services:
         slots=StreamSlots(chosen),
         grader_pool=ProcessPool(),
         verified=VerifiedFiles(),
+        places=QueuePlaces(ledger.database),
     )
 
 

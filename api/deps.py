@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.auth import Caller, KeyRing
 from api.openapi import extra_query
+from api.queue_places import QueuePlaces
 from api.sse import StreamLimits, StreamSlots
 from api.strict_json import loads_object
 from api.verify import VerifiedFiles
@@ -38,6 +39,7 @@ class Services:
     grader_pool: ProcessPool
     """Shared by everyone who tries a grader."""
     verified: VerifiedFiles
+    places: QueuePlaces
 
     @property
     def limits(self) -> StreamLimits:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from grpo_engine.contract import view
-from grpo_engine.contract.event import encode_nonfinite
 from grpo_engine.contract.view import NonFinite, Number
 from jobs.ledger.records import CheckpointRecord, CommandRecord, EventRecord, FileRecord, JobRecord, StepRecord
 from jobs.lifecycle import State
@@ -19,9 +18,9 @@ ORGANIZATION = "local"
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def answer(content: view.View, *, status: int = 200, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Strict JSON of a view."""
-    return JSONResponse(encode_nonfinite(content.model_dump()), status_code=status, headers=dict(headers or {}))
+def answer(content: view.View, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Strict JSON of a view: views hold no NaN, and what they carry of the database's JSON is strict already."""
+    return Response(content.model_dump_json(), status_code=status, headers=headers, media_type="application/json")
 
 
 def as_number(raw: Any) -> Number | None:
@@ -35,8 +34,11 @@ def as_number(raw: Any) -> Number | None:
 
 def as_float(raw: Any) -> float | None:
     """The same as a Python float, NaN and infinities included."""
-    found = as_number(raw)
-    return _NON_FINITE[found.nonfinite] if isinstance(found, NonFinite) else found
+    if isinstance(raw, float):
+        return raw
+    if isinstance(raw, dict):
+        return _NON_FINITE.get(str(raw.get("nonfinite")))
+    return float(raw) if isinstance(raw, int) and not isinstance(raw, bool) else None
 
 
 def job_view(job: JobRecord, *, fine_tuned_model: str | None = None, ahead: int | None = None) -> view.Job:
@@ -104,12 +106,10 @@ def event_view(event: EventRecord) -> view.JobEvent:
     )
 
 
-def metric_row(row: StepRecord, names: Iterable[str] | None = None) -> view.MetricRow:
-    """Telemetry of a step; `names` keeps only these metrics."""
-    wanted = row.metrics if names is None else {name: row.metrics[name] for name in names if name in row.metrics}
-    numbers = {name: as_number(raw) for name, raw in wanted.items()}
-    shown = {name: number for name, number in numbers.items() if number is not None}
-    return view.MetricRow(step=row.step, epoch=row.epoch, seq=row.seq, logged_at=int(row.time), metrics=shown)
+def metric_row(row: StepRecord) -> dict[str, Any]:
+    """Telemetry of a step, in the shape of `contract.view.MetricRow`; plain, because pages of them are long."""
+    metrics = {name: raw for name, raw in row.metrics.items() if as_float(raw) is not None}
+    return {"step": row.step, "epoch": row.epoch, "seq": row.seq, "logged_at": int(row.time), "metrics": metrics}
 
 
 def checkpoint_view(record: CheckpointRecord) -> view.Checkpoint:

@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from api.auth import requires
-from api.buckets import number
+from api.buckets import spelled
 from api.deps import BodyDep, ServicesDep
 from api.openapi import json_request
 from api.present import answer
@@ -53,13 +53,13 @@ def run(body: BodyDep, services: ServicesDep) -> Response:
         "type": asked.grader.type,
         "errors": _errors(score),
         "execution_time": time.perf_counter() - started,
-        "scores": {name: number(value) for name, value in score.parts.items()},
+        "scores": {name: spelled(value) for name, value in score.parts.items()},
         "detail": score.detail,
         "token_usage": None,
         "sampled_model_name": None,
     }
-    parts = {name: None if math.isnan(value) else number(value) for name, value in score.parts.items()}
-    shown = GraderRun(reward=None if math.isnan(score.value) else number(score.value), sub_rewards=parts, metadata=metadata)
+    parts = {name: None if math.isnan(value) else value for name, value in score.parts.items()}
+    shown = GraderRun(reward=None if math.isnan(score.value) else score.value, sub_rewards=parts, metadata=metadata)
     return answer(shown)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from api import retries
 from api.admission import admit
@@ -167,7 +167,7 @@ def _create_with_key(services: Services, caller: Caller, key: str, body: dict[st
     return _create(services, IdempotencyKey(_owner(caller), key, body_sha256(body)), body)[0]
 
 
-def _create(services: Services, key: IdempotencyKey, body: dict[str, Any]) -> tuple[JSONResponse, bool]:
+def _create(services: Services, key: IdempotencyKey, body: dict[str, Any]) -> tuple[Response, bool]:
     """The answer, and whether it is about a job made now. An earlier job is found before the body is checked again."""
     earlier = services.ledger.find_idempotent(key)
     if earlier is not None:
@@ -178,16 +178,14 @@ def _create(services: Services, key: IdempotencyKey, body: dict[str, Any]) -> tu
     return answer(shown, status=201, headers={"location": f"{router.prefix}/{job.id}", "etag": _etag(shown)}), True
 
 
-def _read(services: Services, job_id: str) -> tuple[JobRecord, JSONResponse]:
+def _read(services: Services, job_id: str) -> tuple[JobRecord, Response]:
     job = services.ledger.get_job(job_id)
     shown = _show(services, job)
     return job, answer(shown, headers={"etag": _etag(shown)})
 
 
 def _show(services: Services, job: JobRecord) -> Job:
-    waits = job.state in (State.QUEUED, State.DISPATCHED)
-    ahead = services.ledger.queue_ahead(job) if waits else None
-    return job_view(job, fine_tuned_model=_fine_tuned_model(services, job), ahead=ahead)
+    return job_view(job, fine_tuned_model=_fine_tuned_model(services, job), ahead=services.places.ahead(job))
 
 
 def _fine_tuned_model(services: Services, job: JobRecord) -> str | None:

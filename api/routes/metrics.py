@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from api.auth import requires
 from api.buckets import rows_to_csv, thin
@@ -53,11 +53,11 @@ def metrics(
         limit=None if resolution is not None else limit + 1,
     )
     if resolution is not None:
-        return answer(_sampled(rows, chosen, resolution))
+        return JSONResponse(_sampled(rows, chosen, resolution))
     has_more, rows = len(rows) > limit, rows[:limit]
     if "text/csv" in accept:
         return _csv(rows, chosen, has_more)
-    return answer(MetricPage(data=[metric_row(row, chosen) for row in rows], has_more=has_more))
+    return JSONResponse({"object": "list", "data": [metric_row(row) for row in rows], "has_more": has_more, "sampled": False})
 
 
 @router.get("/stream")
@@ -107,14 +107,16 @@ def _names(given: list[str] | None) -> list[str] | None:
     return names
 
 
-def _sampled(rows: list[StepRecord], chosen: list[str] | None, resolution: int) -> SampledMetrics:
+def _sampled(rows: list[StepRecord], chosen: list[str] | None, resolution: int) -> dict[str, Any]:
+    """In the shape of `contract.view.SampledMetrics`."""
     series: dict[str, list[tuple[int, float]]] = {name: [] for name in chosen or ()}
     for row in rows:
         for name, raw in row.metrics.items():
             value = as_float(raw)
             if value is not None:
                 series.setdefault(name, []).append((row.step, value))
-    return SampledMetrics(data=[thin(name, points, resolution) for name, points in sorted(series.items())], resolution=resolution)
+    data = [thin(name, points, resolution) for name, points in sorted(series.items())]
+    return {"object": "list", "data": data, "has_more": False, "sampled": True, "resolution": resolution}
 
 
 def _csv(rows: list[StepRecord], chosen: list[str] | None, has_more: bool) -> Response:

@@ -34,7 +34,7 @@ Phase = Literal[
 class View(BaseModel):
     """An answer; unlike a request it may gain fields."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class NonFinite(View):

@@ -314,3 +314,13 @@ def test_a_full_disk_refuses_a_job_that_needs_more(api_settings: Settings, limit
             assert client.get(JOBS).status_code == 200
     finally:
         full.stop()
+
+
+def test_places_in_the_queue(client: httpx.Client, hand: Hand) -> None:
+    body = spec(upload(client))
+    ids = [client.post(JOBS, json=body).json()["id"] for _ in range(3)]
+    shown = {job["id"]: job["queue"] for job in client.get(JOBS).json()["data"]}
+    assert [shown[job_id]["position"] for job_id in ids] == [1, 2, 3]
+    hand.start(ids[0])
+    eventually(lambda: client.get(f"{JOBS}/{ids[1]}").json()["queue"] == {"position": 1, "ahead": 0, "eta": None})
+    assert client.get(f"{JOBS}/{ids[0]}").json()["queue"] is None
