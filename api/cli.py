@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from api import keys
+from api import admin, keys
 from api.client import commands
 from api.client.errors import ClientError
 from api.demo import EXAMPLES, demo
@@ -84,6 +84,7 @@ def _become(module: str, settings: Settings) -> None:
 
 commands.register(app)
 app.add_typer(keys.app, name="keys", rich_help_panel="Server")
+app.add_typer(admin.app, name="admin", rich_help_panel="Server")
 
 
 def main() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from grpo_engine.contract.error import Conflict, InvalidRequest
 from jobs.ledger import IdempotencyKey, Ledger, open_ledger
 from jobs.lifecycle import State
 from jobs.rebuild import backup, rebuild
-from jobs.settings import Settings
+from jobs.settings import Settings, bare_environment
 from tests.jobs.makers import FakeAttempt, make_job, make_spec, make_upload
 from tests.jobs.test_ingest import restart
 from tests.jobs.test_ledger import start
@@ -98,3 +100,24 @@ def test_a_backup_is_a_working_database(settings: Settings, ledger: Ledger, tmp_
     assert [found.id for found in copy.list_jobs().data] == [job.id]
     assert copy.check_api_key(secret) is not None
     copy.close()
+
+
+def test_the_command_an_operator_is_told_to_run_works(settings: Settings, tmp_path: Path) -> None:
+    ledger = open_ledger(settings)
+    job = make_job(ledger)
+    ledger.close()
+    environment = {**bare_environment(), **settings.to_env()}
+    grpo = [sys.executable, "-m", "api.cli", "admin"]
+    copy = subprocess.run([*grpo, "backup", str(tmp_path / "copy.db")], env=environment, capture_output=True, text=True, check=False)
+    assert copy.returncode == 0, copy.stderr
+    (settings.data_dir / "grpo.db").write_bytes(b"garbage" * 1000)
+    refused = subprocess.run([*grpo, "rebuild"], env=environment, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "move the file away" in refused.stderr
+    for path in settings.data_dir.glob("grpo.db*"):
+        path.unlink()
+    done = subprocess.run([*grpo, "rebuild"], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "1 jobs and 0 steps restored\n")
+    ledger = open_ledger(settings)
+    assert [found.id for found in ledger.list_jobs().data] == [job.id]
+    ledger.close()

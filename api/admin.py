@@ -1,0 +1,60 @@
+"""`grpo admin`: what an operator does to a deployment that is not running, or must not stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from grpo_engine.contract.error import GrpoError
+from jobs.database import DatabaseDamaged
+from jobs.ledger import Ledger, open_ledger
+from jobs.rebuild import backup, rebuild
+from jobs.settings import Settings
+
+app = typer.Typer(help="Back up the database, or rebuild it from the job directories.", no_args_is_help=True)
+console = Console()
+
+DataDir = Annotated[Path | None, typer.Option(help="Directory of everything the server keeps. [default: ./.grpo or GRPO_DATA_DIR]")]
+
+
+@app.command("rebuild")
+def rebuild_command(data_dir: DataDir = None) -> None:
+    """Fill an empty database with the jobs, metrics and checkpoints found in the job directories.
+
+    Keys and uploads are not in them: those come from a backup. Jobs that had not ended are paused; resume them.
+    """
+    with _ledger(data_dir) as ledger:
+        found = rebuild(ledger)
+    console.print(f"{len(found.jobs)} jobs and {found.steps} steps restored", highlight=False)
+    for problem in found.problems:
+        console.print(f"[red]not restored:[/red] {problem}", highlight=False, soft_wrap=True)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+@app.command("backup")
+def backup_command(
+    target: Annotated[Path, typer.Argument(help="New file for the copy.", dir_okay=False)], data_dir: DataDir = None
+) -> None:
+    """Copy the SQLite database, consistently, while the server runs."""
+    with _ledger(data_dir) as ledger:
+        backup(ledger, target)
+    console.print(f"{target} holds the database", highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _ledger(data_dir: Path | None) -> Iterator[Ledger]:
+    try:
+        ledger = open_ledger(Settings.from_env(data_dir=data_dir))
+        try:
+            yield ledger
+        finally:
+            ledger.close()
+    except (GrpoError, DatabaseDamaged) as error:
+        Console(stderr=True).print(f"[bold red]grpo:[/bold red] {error}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from error
