@@ -69,7 +69,7 @@ class CompareView {
     fill(this.root, h("h1", {}, "Compare"),
       this.jobs.length === 0 ? h("div", { class: "empty" }, h("p", {}, "No jobs yet, so there is nothing to compare."), h("a", { class: "button primary", href: "#/new" }, "New job")) : null,
       h("fieldset", { hidden: this.jobs.length === 0 }, h("legend", {}, `Jobs, up to ${MOST}`), h("div", { class: "choices" }, this.boxes)),
-      this.message, h("div", { class: "charts" }, this.charts[0].element, this.scatter.element, this.charts.slice(1).map((chart) => chart.element)),
+      this.message, h("h2", { class: "visually-hidden" }, "Curves"), h("div", { class: "charts" }, this.charts[0].element, this.scatter.element, this.charts.slice(1).map((chart) => chart.element)),
       h("section", { class: "panel below" }, h("h2", {}, "In numbers"), this.table));
   }
 

@@ -46,9 +46,9 @@ export function button(label, listener, attributes = {}) {
   return h("button", { type: "button", ...attributes, on: { click: listener } }, label);
 }
 
-/** A sentence in a box. `level`: info, warn or error; errors are announced at once. */
+/** A sentence in a box. `level`: info, warn or error; errors are announced at once, warnings when there is time. */
 export function notice(level, title, ...children) {
-  const role = level === "error" ? "alert" : "status";
+  const role = { error: "alert", warn: "status" }[level];
   return h("div", { class: `notice ${level}`, role }, title && h("strong", {}, title), " ", ...children);
 }
 

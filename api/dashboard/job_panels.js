@@ -70,7 +70,7 @@ export class LogPanel {
     this.getJob = getJob;
     this.id = id;
     this.message = h("div", {});
-    this.text = h("pre", { class: "log", tabindex: "0", "aria-label": "Engine log, last lines" }, "");
+    this.text = h("pre", { class: "log", tabindex: "0", role: "region", "aria-label": "Engine log, last lines" }, "");
     this.attempt = h("span", { class: "soft" });
     this.details = h("details", { on: { toggle: () => this.#loop() } }, h("summary", {}, "Show the last lines"),
       h("div", { class: "row" }, this.attempt, button("Save the whole log", () => this.#save(), { class: "small" })), this.message, this.text);
@@ -90,13 +90,18 @@ export class LogPanel {
     const job = this.getJob();
     if (!job || job.attempt === 0) return setText(this.text, "No attempt has started yet; the log begins with the first.");
     return guarded(this.message, "The log could not be read.", async () => {
-      const answer = await request(jobs.path(this.id, `/logs?tail=${LOG_LINES}`));
+      const answer = await request(jobs.path(this.id, `/logs?tail=${LOG_LINES}`)).catch((error) => {
+        if (error.kind === "missing") return null;
+        throw error;
+      });
+      if (!answer) return setText(this.text, "The engine has printed nothing yet.");
       const text = await answer.text();
       const isAtEnd = this.text.scrollTop + this.text.clientHeight >= this.text.scrollHeight - 8;
       setText(this.attempt, `attempt ${answer.headers.get("x-attempt")}, ${bytes(Number(answer.headers.get("x-log-bytes")))}`);
       setText(this.text, text || "The engine has printed nothing yet.");
       if (isAtEnd) this.text.scrollTop = this.text.scrollHeight;
       this.wasRead = true;
+      return undefined;
     });
   }
 
@@ -113,7 +118,7 @@ export class CheckpointsPanel {
   constructor(id) {
     this.id = id;
     this.message = h("div", {});
-    this.content = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Checkpoints" });
+    this.content = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of checkpoints" });
     this.element = h("section", { class: "panel", "aria-labelledby": "checkpoints-title" }, h("h2", { id: "checkpoints-title" }, "Checkpoints"), this.message, this.content);
   }
 
@@ -165,7 +170,7 @@ export function settingsPanel(job) {
   const section = h("section", { class: "panel", "aria-labelledby": "settings-title" }, h("h2", { id: "settings-title" }, "Settings"));
   append(section, [
     h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", {}, h("dt", { class: "soft" }, name), h("dd", {}, value)))),
-    h("details", {}, h("summary", {}, "All settings as they were resolved"), h("pre", { class: "log", tabindex: "0", "aria-label": "Resolved settings" }, text)),
+    h("details", {}, h("summary", {}, "All settings as they were resolved"), h("pre", { class: "log", tabindex: "0", role: "region", "aria-label": "Resolved settings" }, text)),
     h("div", { class: "row" }, button("Save as JSON", () => saveText(text, `${job.id}.json`), { class: "small" }),
       h("a", { class: "button small", href: `#/new?from=${encodeURIComponent(job.id)}` }, "New job from these settings")),
   ]);

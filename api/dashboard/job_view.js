@@ -76,7 +76,7 @@ class JobView {
       h("dl", { class: "tiles" }, Object.entries(this.tiles).map(([name, nodes]) => h("div", {}, h("dt", {}, name), h("dd", {}, nodes)))),
       h("div", { class: "livebar" }, this.liveWord, this.hold, this.whole,
         h("span", { class: "hint" }, "Drag over a chart to zoom, double-click for the whole run. Keys: arrows, +, −, 0.")),
-      this.charts.element,
+      h("h2", { class: "visually-hidden" }, "Main curves"), this.charts.element,
       h("div", { class: "two" }, this.control.element, this.eventsPanel.element),
       h("h2", { class: "section" }, "More curves"), this.charts.more,
       h("div", { class: "section" }), this.checkpoints.element, this.log.element, this.settings);

@@ -64,7 +64,7 @@ class NewJobView {
     this.textError = h("p", { class: "error", id: `${editor}-error`, role: "status" });
     this.editor = h("div", { hidden: true }, h("label", { for: editor }, "The job as JSON"), this.text, this.textError);
     this.verdict = h("div", { role: "status" });
-    this.resolved = h("pre", { class: "log", tabindex: "0", "aria-label": "The job as it would run" });
+    this.resolved = h("pre", { class: "log", tabindex: "0", role: "region", "aria-label": "The job as it would run" });
     this.create = button("Create the job", () => this.#create(), { class: "primary", disabled: true });
     fill(this.root,
       h("div", { class: "titlebar" }, h("h1", {}, "New job"), this.tabs),
@@ -143,13 +143,19 @@ class NewJobView {
       if (!(error instanceof SyntaxError)) throw error;
       setText(this.textError, `This is not JSON yet: ${error.message}`);
       this.text.setAttribute("aria-invalid", "true");
-      this.create.disabled = true;
+      this.#invalidate();
     }
   }
 
-  #changed() {
+  /** What the server said so far is about another document. */
+  #invalidate() {
     this.create.disabled = true;
+    this.checking?.abort();
     clearTimeout(this.timer);
+  }
+
+  #changed() {
+    this.#invalidate();
     this.timer = setTimeout(() => this.#check(), CHECK_AFTER_MS);
   }
 

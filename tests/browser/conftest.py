@@ -25,6 +25,7 @@ def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed; apt-get install chromium")
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
+    sync_api.expect.set_options(timeout=20_000)
     with sync_api.sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield launched

@@ -154,7 +154,16 @@ class Stage:
         content = b"weights of step " + str(step).encode()
         (folder / "model.safetensors").write_bytes(content)
         files = [{"name": "model.safetensors", "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}]
-        data = {"name": name, "step": step, "kind": "published", "files": files, "bytes": len(content), "ref_kl": 0.021, "reward": 0.7, "beta": 0.02}
+        data = {
+            "name": name,
+            "step": step,
+            "kind": "published",
+            "files": files,
+            "bytes": len(content),
+            "ref_kl": 0.021,
+            "reward": 0.7,
+            "beta": 0.02,
+        }
         self.say(job_id, "checkpoint.saved", f"saved {name}", step=step, data=data)
 
     def log(self, job_id: str, text: str) -> None:
@@ -216,6 +225,7 @@ def furnish(stage: Stage) -> dict[str, str]:
     ids["done"] = done.id
     failed = stage.job("sums-diverged", num_steps=200)
     stage.steps(failed.id, 1, 37)
+    stage.log(failed.id, "loading tiny\nstep 37\nthe loss was not finite\n")
     message = "the loss was not finite in 3 steps in a row"
     stage.end(failed.id, State.FAILED, message, error_code="nonfinite", error_message=message, error_param=None)
     ids["failed"] = failed.id

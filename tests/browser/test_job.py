@@ -66,7 +66,9 @@ def test_standing_still_loses_nothing(running: Any, stage: Stage, jobs: dict[str
     expect(running.get_by_role("status").filter(has_text="standing still")).to_be_visible()
     before = tile(running, "Reward").inner_text()
     stage.steps(jobs["running"], 121, 140, **{"reward/mean": 0.654321})
-    running.wait_for_function("fetch('/v1/fine_tuning/jobs').then((answer) => answer.json()).then((list) => list.data.some((job) => job.progress.step === 140))")
+    running.wait_for_function(
+        "fetch('/v1/fine_tuning/jobs').then((answer) => answer.json()).then((list) => list.data.some((job) => job.progress.step === 140))"
+    )
     assert tile(running, "Reward").inner_text() == before
     running.get_by_role("button", name="Follow again").click()
     expect(tile(running, "Reward")).to_contain_text("0.6543")
@@ -181,7 +183,7 @@ def test_settings_changed_by_another_are_not_overwritten(running: Any, stage: St
 
 def test_pause_and_resume(running: Any, stage: Stage, jobs: dict[str, str]) -> None:
     running.get_by_role("button", name="Pause").click()
-    expect(running.get_by_text("finishes its step, saves a checkpoint and frees its slot")).to_be_visible()
+    expect(running.get_by_text("finishes its step, saves a checkpoint and frees its slot").first).to_be_visible()
     stage.end(jobs["running"], State.PAUSED, "Paused by request.")
     expect(running.get_by_text("The job is paused.").first).to_be_visible()
     running.get_by_role("button", name="Resume").click()

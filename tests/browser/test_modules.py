@@ -46,7 +46,7 @@ def test_thinning_survives_values_that_are_no_numbers(open_page: OpenPage) -> No
 
 
 def test_events_are_cut_from_any_pieces(open_page: OpenPage) -> None:
-    text = ": hb\nid: 1-2\nevent: step.completed\ndata: {\"a\":\ndata: 1}\n\n: hb\nid: 1-3\r\ndata: x\r\n\r\nevent: only\n\ndata: [DONE]\n\n"
+    text = ': hb\nid: 1-2\nevent: step.completed\ndata: {"a":\ndata: 1}\n\n: hb\nid: 1-3\r\ndata: x\r\n\r\nevent: only\n\ndata: [DONE]\n\n'
     body = f"""
       const found = [];
       for (let size = 1; size <= 7; size += 1) {{
