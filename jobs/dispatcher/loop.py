@@ -26,6 +26,8 @@ from jobs.queue import Publisher
 from jobs.settings import Settings, SettingsError
 
 RETENTION_EVERY_S = 30.0
+SWEPT_AT_START = 200
+"""Finished jobs looked at once, newest first, in case the last dispatcher ended before it had retired their checkpoints."""
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class Dispatcher:
         self._outbox = Outbox(ledger, live, Publisher(settings), settings, self._intake, self.watch, monotonic)
         self._reaper = Reaper(ledger, live, settings, self._intake, self.watch, monotonic)
         self._retention = Retention(ledger)
-        self._to_sweep: dict[str, float] = {}
+        self._to_sweep: dict[str, float] | None = None
         self._complaints: dict[str, str] = {}
         self._stop = threading.Event()
 
@@ -91,6 +93,9 @@ class Dispatcher:
     def _retire(self, active: list[JobRecord]) -> None:
         """Sweep jobs with an attempt now and then, and once more after they ended."""
         now = self._monotonic()
+        if self._to_sweep is None:
+            finished = self._ledger.list_jobs(states=[state for state in State if state.is_terminal], limit=SWEPT_AT_START)
+            self._to_sweep = {job.id: now for job in finished.data}
         for job in active:
             self._to_sweep.setdefault(job.id, now)
         running = {job.id for job in active}

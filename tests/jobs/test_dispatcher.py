@@ -333,6 +333,22 @@ def test_old_checkpoints_are_retired_and_pinned_ones_stay(room: Room) -> None:
     assert left == ["step-000001", "step-000003", "step-000004"], "the resume state of a finished job is gone, too"
 
 
+def test_a_new_dispatcher_retires_what_the_last_one_left(room: Room) -> None:
+    job = make_job(room.ledger)
+    attempt = room.start(job.id)
+    attempt.step(1)
+    attempt.checkpoint(1)
+    attempt.end("succeeded", "completed", last_step=1)
+    outcome = room.ledger.artifacts.outcome(job.id, 1)
+    assert outcome is not None
+    room.ledger.ingest(job.id, attempt.events)
+    room.ledger.settle(job.id, 1, outcome)
+    other = Room(room.settings)
+    other.turn()
+    other.close()
+    assert list((attempt.path / "checkpoints").iterdir()) == []
+
+
 # Loss
 
 
