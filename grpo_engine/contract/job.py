@@ -230,7 +230,7 @@ class JobSpec(Strict):
     """A training job as posted."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    """A Hub id, a local folder below the server's model directory, `smollm2-135m-instruct`, or a checkpoint id."""
+    """A Hub id, a folder below the server's model directory, or `smollm2-135m-instruct`."""
     training_file: Annotated[str, Field(pattern=r"^file-[A-Za-z0-9_-]{1,64}$")] | None = None
     validation_file: Annotated[str, Field(pattern=r"^file-[A-Za-z0-9_-]{1,64}$")] | None = None
     method: GrpoMethod
