@@ -4,13 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: demo test test-slow test-faults soak lint format check clean help
+.PHONY: demo test test-slow test-faults test-browser soak lint format check clean help
 
 help:
 	@echo "make demo [ARGS=--exit]   train the example end to end; --exit ends with the job"
 	@echo "make test                 the fast tests"
 	@echo "make test-slow            the real model and the long journeys"
 	@echo "make test-faults          faults injected into real processes"
+	@echo "make test-browser         the dashboard in Chromium (apt-get install chromium)"
 	@echo "make lint                 ruff, mypy, import contracts"
 
 $(VENV)/pip.stamp: constraints.txt
@@ -41,6 +42,9 @@ test-slow: $(VENV)/dev.stamp
 
 test-faults: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m "faults" $(ARGS)
+
+test-browser: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m "browser" $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -100,6 +100,9 @@ export class Chart {
     this.schedule();
   }
 
+  /** What stands where there are no values. */
+  setEmpty(text) { setText(this.empty, text); }
+
   /** Draw with the next frame. */
   schedule() {
     if (this.frame) return;

@@ -107,6 +107,11 @@ export class JobCharts {
     this.update();
   }
 
+  /** While the past is being read, an empty chart says so. */
+  setLoading(isLoading) {
+    for (const { chart } of this.charts) chart.setEmpty(isLoading ? "Reading the curve …" : "No values yet.");
+  }
+
   dispose() { for (const { chart } of this.charts) chart.dispose(); }
 
   setAlarms(alarms) {

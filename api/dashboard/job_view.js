@@ -53,6 +53,7 @@ class JobView {
     this.feed.first = firstNames(job);
     this.charts = new JobCharts(job, this.feed);
     this.charts.build(definitions);
+    this.charts.setLoading(job.progress.step > 0);
     this.charts.onZoom = (range) => { this.whole.hidden = !range; };
     this.actions = new ActionButtons(getJob, () => this.feed.refresh());
     this.control = new ControlPanel(getJob);
@@ -175,6 +176,7 @@ class JobView {
     this.liveWord.className = `live-dot ${word}`;
     setText(this.liveWord, LIVE_WORDS[word]);
     this.hold.hidden = word === "done";
+    if (word !== "loading") this.charts.setLoading(false);
     if (word === "refused") fill(this.trouble, notice("error", "This job cannot be followed.", error.message));
   }
 

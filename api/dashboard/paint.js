@@ -86,7 +86,7 @@ function drawGrid(context, x, y, view, colours) {
   }
   context.textAlign = "center";
   context.textBaseline = "alphabetic";
-  const room = Math.max(2, Math.floor(view.width / 110));
+  const room = Math.max(2, Math.floor(view.width / 75));
   for (const step of ticks(x.low, x.high, room)) {
     if (view.wholeSteps && !Number.isInteger(step)) continue;
     const text = view.wholeSteps ? step.toLocaleString() : number(step, 3);

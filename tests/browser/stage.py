@@ -61,7 +61,8 @@ class Server:
         self._thread.start()
         deadline = time.monotonic() + 20
         while not self._uvicorn.started:
-            assert self._thread.is_alive() and time.monotonic() < deadline
+            assert self._thread.is_alive()
+            assert time.monotonic() < deadline
             self._thread.join(0.01)
         self.port = self._uvicorn.servers[0].sockets[0].getsockname()[1]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ expect = sync_api.expect
 
 
 @pytest.fixture
-def running(open_page: OpenPage, jobs: dict[str, str]) -> Iterator[Any]:
+def running(open_page: OpenPage, jobs: dict[str, str]) -> Any:
     """The page of the running job, following."""
     page = open_page(f"#/jobs/{jobs['running']}")
     expect(page.get_by_role("status").filter(has_text="live")).to_be_visible()
-    yield page
+    return page
 
 
 def tile(page: Any, name: str) -> Any:
@@ -87,7 +86,8 @@ def test_zoom_by_dragging_is_kept_while_steps_arrive(running: Any, stage: Stage,
     whole = running.get_by_role("button", name="Show the whole run")
     expect(whole).to_be_visible()
     zoomed = table_steps(kl)
-    assert 30 < zoomed[0] and zoomed[-1] < 110
+    assert zoomed[0] > 30
+    assert zoomed[-1] < 110
     stage.steps(jobs["running"], 121, 130)
     expect(running.get_by_text("step 130 of 400")).to_be_visible()
     expect(whole).to_be_visible()

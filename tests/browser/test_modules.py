@@ -41,7 +41,8 @@ def test_thinning_survives_values_that_are_no_numbers(open_page: OpenPage) -> No
     body = """
       const series = new m.Series(80);
       for (let step = 1; step <= 500; step += 1) series.append(step, step % 3 ? NaN : step);
-      return [series.length <= 80, series.lastStep, series.values.some(Number.isNaN), Math.max(...series.values.filter(Number.isFinite))];"""
+      return [series.length <= 80, series.lastStep, series.values.some(Number.isNaN),
+        Math.max(...series.values.filter(Number.isFinite))];"""
     assert run(open_page(), "series.js", body) == [True, 500, True, 498]
 
 
@@ -67,7 +68,8 @@ def test_events_are_cut_from_any_pieces(open_page: OpenPage) -> None:
 
 
 def test_ticks_are_round_and_inside(open_page: OpenPage) -> None:
-    body = "return [m.ticks(0, 1, 4), m.ticks(-0.013, 0.041, 4), m.logTicks(0.002, 30, 5), m.limits([3, NaN, 3], {}), m.limits([], {isLog: true})];"
+    body = """return [m.ticks(0, 1, 4), m.ticks(-0.013, 0.041, 4), m.logTicks(0.002, 30, 5), m.limits([3, NaN, 3], {}),
+      m.limits([], {isLog: true})];"""
     assert run(open_page(), "axes.js", body) == [
         [0, 0.5, 1], [0, 0.02, 0.04], [0.01, 0.1, 1, 10], [2.7, 3.3], [0.001, 1],
     ]  # fmt: skip
