@@ -115,11 +115,12 @@ def uniforms(seed: int, step: int, prompt_row: int, completion: int, count: int)
 
 def choose_tokens(logits_BV: Tensor, uniform_B: Tensor, temperature: float, top_p: float) -> tuple[Tensor, Tensor]:
     """Draw one token a row and give its log-probability under the distribution drawn from (after temperature and top-p)."""
-    logprob_BV = torch.log_softmax(logits_BV if temperature == 1.0 else logits_BV / temperature, 1)
+    scaled_BV = logits_BV if temperature == 1.0 else logits_BV / temperature
     if top_p < 1.0:
-        return _choose_nucleus(logprob_BV, uniform_B, top_p)
-    token_B = invert_cumulative(logprob_BV.exp(), uniform_B)
-    return token_B, logprob_BV.gather(1, token_B[:, None])[:, 0].double()
+        return _choose_nucleus(torch.log_softmax(scaled_BV, 1), uniform_B, top_p)
+    peak_B1 = scaled_BV.amax(1, keepdim=True)
+    token_B, total_B = invert_cumulative(torch.sub(scaled_BV, peak_B1).exp_(), uniform_B)
+    return token_B, (scaled_BV.gather(1, token_B[:, None]) - peak_B1)[:, 0].double() - total_B.log()
 
 
 def _choose_nucleus(logprob_BV: Tensor, uniform_B: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
@@ -132,28 +133,28 @@ def _choose_nucleus(logprob_BV: Tensor, uniform_B: Tensor, top_p: float) -> tupl
     share = sorted_logprob.double().exp()
     before = share.cumsum(1) - share
     share = share.masked_fill(before >= top_p, 0.0)
-    place_B = invert_cumulative(share, uniform_B)[:, None]
-    chosen = share.gather(1, place_B)[:, 0]
-    return order.gather(1, place_B)[:, 0], chosen.log() - share.sum(1).log()
+    place_B, total_B = invert_cumulative(share, uniform_B)
+    chosen = share.gather(1, place_B[:, None])[:, 0]
+    return order.gather(1, place_B[:, None])[:, 0], chosen.log() - total_B.log()
 
 
-def invert_cumulative(weight_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """For each row the first index whose cumulative weight exceeds uniform * total. Never an index of weight 0.
+def invert_cumulative(weight_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+    """For each row the first index whose cumulative weight exceeds uniform * total, and the total. Never an index of weight 0.
 
-    Two levels, blocks and then entries of one block, in float64: exact enough and a single pass over the weights.
+    Two levels, blocks and then entries of one block; sums over blocks in float64, a single pass over the weights.
     """
     rows, vocabulary = weight_BV.shape
     blocks = -(-vocabulary // _BLOCK)
     padded = torch.nn.functional.pad(weight_BV, (0, blocks * _BLOCK - vocabulary)) if vocabulary % _BLOCK else weight_BV
     weight_BKE = padded.view(rows, blocks, _BLOCK)
-    block_sum_BK = weight_BKE.sum(2, dtype=torch.float64)
+    block_sum_BK = weight_BKE.sum(2).double()
     cumulative_BK = block_sum_BK.cumsum(1)
     goal_B = uniform_B.double() * cumulative_BK[:, -1]
     block_B = _first_above(cumulative_BK, goal_B, block_sum_BK)
     inside_BE = weight_BKE[torch.arange(rows, device=weight_BV.device), block_B].double()
     base_B = (cumulative_BK - block_sum_BK).gather(1, block_B[:, None])[:, 0]
     entry_B = _first_above(inside_BE.cumsum(1), goal_B - base_B, inside_BE)
-    return block_B * _BLOCK + entry_B
+    return block_B * _BLOCK + entry_B, cumulative_BK[:, -1]
 
 
 def _first_above(cumulative_BK: Tensor, goal_B: Tensor, weight_BK: Tensor) -> Tensor:

@@ -189,8 +189,10 @@ def test_inverting_a_cumulative_distribution_never_picks_an_impossible_token() -
     weight = torch.zeros(4, 1000)
     weight[:, [3, 700]] = torch.tensor([0.25, 0.75])
     uniform = torch.tensor([0.0, 0.2499, 0.2501, 1.0 - 1e-16], dtype=torch.float64)
-    assert invert_cumulative(weight, uniform).tolist() == [3, 3, 700, 700]
-    assert invert_cumulative(torch.eye(3), torch.tensor([0.0, 0.5, 0.999])).tolist() == [0, 1, 2]
+    token, total = invert_cumulative(weight, uniform)
+    assert token.tolist() == [3, 3, 700, 700]
+    assert total.tolist() == [1.0] * 4
+    assert invert_cumulative(torch.eye(3), torch.tensor([0.0, 0.5, 0.999]))[0].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.3, 0.999999])
