@@ -28,6 +28,11 @@ def json_request(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+def produces(*media_types: str, status: int = 200) -> dict[int | str, dict[str, Any]]:
+    """`responses` of an endpoint that answers with these media types; use it with `response_class=Response` unless JSON is one."""
+    return {status: {"description": "Successful Response", "content": {media_type: {} for media_type in media_types}}}
+
+
 def accepts_query(*names: str) -> Callable[[Endpoint], Endpoint]:
     """Decorator: query parameters the endpoint reads by itself; `metadata[]` stands for `metadata[anything]`."""
 

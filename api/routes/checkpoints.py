@@ -13,6 +13,7 @@ from starlette.responses import Response
 from api.auth import requires
 from api.deps import Services, ServicesDep
 from api.download import OpenFile, file_response, open_file, tar_response
+from api.openapi import produces
 from api.present import answer, checkpoint_view
 from api.routes.jobs import JobId
 from grpo_engine.contract.error import Conflict, NotFound
@@ -20,6 +21,8 @@ from grpo_engine.contract.view import Checkpoint, Deleted, Page
 from jobs.ledger.records import CheckpointRecord
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}/checkpoints", tags=["checkpoints"])
+
+_CONTENT = produces("application/x-tar", "*/*") | produces("*/*", status=206)
 
 CheckpointId = Annotated[str, Path(max_length=80)]
 
@@ -52,7 +55,7 @@ def get(job_id: JobId, checkpoint_id: CheckpointId, services: ServicesDep) -> Re
     return answer(checkpoint_view(_find(services, job_id, checkpoint_id)))
 
 
-@router.get("/{checkpoint_id}/content")
+@router.get("/{checkpoint_id}/content", response_class=Response, responses=_CONTENT)
 @requires("read")
 def content(
     job_id: JobId,

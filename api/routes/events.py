@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from api.auth import requires
 from api.deps import CallerDep, ServicesDep
+from api.openapi import produces
 from api.present import answer, event_view
 from api.routes.jobs import JobId
 from api.sse import EventStream
@@ -36,7 +37,7 @@ def list_events(
     return answer(Page[JobEvent](data=shown, has_more=page.has_more, **ids))
 
 
-@router.get("/stream")
+@router.get("/stream", response_class=Response, responses=produces("text/event-stream"))
 @requires("read")
 def stream(
     job_id: JobId, services: ServicesDep, caller: CallerDep, last_event_id: Annotated[str | None, Header(max_length=80)] = None

@@ -12,6 +12,7 @@ from api.auth import requires
 from api.deps import ServicesDep
 from api.download import file_response, open_file
 from api.files import PURPOSE, keep, require_space
+from api.openapi import produces
 from api.present import answer, file_view
 from api.upload import receive_upload
 from grpo_engine.contract.view import Deleted, File, Page
@@ -67,7 +68,11 @@ def get(file_id: FileId, services: ServicesDep) -> Response:
     return answer(file_view(services.ledger.get_file(file_id)))
 
 
-@router.get("/{file_id}/content")
+@router.get(
+    "/{file_id}/content",
+    response_class=Response,
+    responses=produces("application/octet-stream") | produces("application/octet-stream", status=206),
+)
 @requires("read")
 def content(
     file_id: FileId,

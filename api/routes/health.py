@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from api.auth import requires
 from api.deps import Services, ServicesDep
+from api.openapi import produces
 from api.present import as_float
 from grpo_engine.contract.error import GrpoError
 from jobs.lifecycle import State
@@ -33,7 +34,7 @@ def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@public.get("/readyz")
+@public.get("/readyz", responses=produces("application/json", status=503))
 def readyz(services: ServicesDep) -> Response:
     """Database, Redis, a live worker, and disk. 503 when jobs could not be accepted or run; what is down says so by name."""
     checks = {"database": _database(services), "redis": _redis(services), "worker": _worker(services), "disk": _disk(services)}
@@ -42,7 +43,7 @@ def readyz(services: ServicesDep) -> Response:
     return JSONResponse({"status": "ready" if is_ready else "not_ready", "checks": checks}, 200 if is_ready else 503, headers)
 
 
-@closed.get("/metrics")
+@closed.get("/metrics", response_class=Response, responses=produces("text/plain"))
 @requires("read")
 def prometheus(services: ServicesDep) -> Response:
     """Gauges in Prometheus' text format."""

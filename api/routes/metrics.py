@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from api.auth import requires
 from api.buckets import rows_to_csv, thin
 from api.deps import CallerDep, Services, ServicesDep
+from api.openapi import produces
 from api.present import answer, as_float, metric_row
 from api.routes.jobs import JobId
 from api.sse import EventStream
@@ -26,7 +27,7 @@ Step = Annotated[int | None, Query(ge=0, le=2**53)]
 Seconds = Annotated[float | None, Query(ge=0, le=2**53, allow_inf_nan=False)]
 
 
-@router.get("", response_model=MetricPage | SampledMetrics)
+@router.get("", response_model=MetricPage | SampledMetrics, responses=produces("text/csv"))
 @requires("read")
 def metrics(
     job_id: JobId,
@@ -60,7 +61,7 @@ def metrics(
     return JSONResponse({"object": "list", "data": [metric_row(row) for row in rows], "has_more": has_more, "sampled": False})
 
 
-@router.get("/stream")
+@router.get("/stream", response_class=Response, responses=produces("text/event-stream"))
 @requires("read")
 def stream(
     job_id: JobId, services: ServicesDep, caller: CallerDep, last_event_id: Annotated[str | None, Header(max_length=80)] = None
