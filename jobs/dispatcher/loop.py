@@ -113,7 +113,7 @@ class Dispatcher:
         """One job's trouble is logged, once while it lasts, and stops nobody else."""
         try:
             work()
-        except (GrpoError, OSError) as error:
+        except (GrpoError, OSError, DatabaseDamaged) as error:
             self._complain(subject, f"{type(error).__name__}: {error}")
         except Exception as error:
             if self._complaints.get(subject) != repr(error):
