@@ -1,8 +1,10 @@
 /* The frame: which page is shown, the API key, and whether the server answers. */
 
-import { session, watchReachable } from "./api.js";
+import { ApiError, request, session, watchReachable } from "./api.js";
 import { button, fill, h, notice, uniqueId } from "./dom.js";
+import { pause } from "./sse.js";
 
+const PROBE_MS = 2000;
 const VIEWS = {
   jobs: { load: () => import("./jobs_view.js"), title: "Jobs" },
   job: { load: () => import("./job_view.js"), title: "Job" },
@@ -29,7 +31,10 @@ const page = {
   /** Show an API error where the content would be; a wrong key is asked for right there. */
   failed(error, place, sentence) {
     if (error.kind === "key") return fill(place, keyForm(error.message));
-    if (error.kind === "offline") return setOffline(true);
+    if (error.kind === "offline") {
+      setOffline(true);
+      return place === main ? showAgain() : undefined;
+    }
     return fill(place, notice("error", sentence, error.message));
   },
   setTitle(text) { document.title = `${text} · GRPO training`; },
@@ -60,6 +65,21 @@ async function show() {
     if (!(error instanceof TypeError)) throw error;
     fill(main, notice("error", "This page could not be loaded.", "The server does not answer. Start it again (grpo up), then reload."));
     console.error(error);
+  }
+}
+
+/** Once the server answers again, show the view that could not be shown. */
+async function showAgain() {
+  const turn = shown;
+  for (;;) {
+    await pause(PROBE_MS);
+    if (turn !== shown) return;
+    try {
+      await request("/healthz");
+      return void show();
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+    }
   }
 }
 

@@ -2,7 +2,7 @@
 
 import { ApiError, jobs } from "./api.js";
 import { toNumber } from "./format.js";
-import { fromBuckets, Series } from "./series.js";
+import { fromBuckets, LIMIT, Series } from "./series.js";
 import { follow, pause } from "./sse.js";
 
 const PULSE_MS = 2000;
@@ -27,15 +27,21 @@ export class JobFeed {
     document.addEventListener("visibilitychange", this.onVisibility);
   }
 
-  /** Load what there is, then follow. */
+  /** Load what there is, as often as it takes; then follow. */
   async open() {
-    try {
-      await this.#readJob();
-      await Promise.all([this.#load(), this.olderEvents()]);
-    } catch (error) {
-      if (this.#isFatal(error)) return;
+    const { signal } = this.abort;
+    for (let isLoaded = false; !isLoaded;) {
+      try {
+        await this.#readJob();
+        await this.#load();
+        await this.olderEvents();
+        isLoaded = true;
+      } catch (error) {
+        if (this.#isFatal(error)) return;
+        await pause(PULSE_MS, signal);
+      }
     }
-    if (this.job) this.#startStream();
+    this.#startStream();
     this.#pulse();
   }
 
@@ -66,7 +72,7 @@ export class JobFeed {
   /** Fetch a stretch more finely; null forgets it. */
   async zoom(range) {
     this.zoomed?.abort();
-    if (!range || !this.isThinned) {
+    if (!range || !(this.isThinned || this.job.progress.step > LIMIT)) {
       this.detail = null;
       return;
     }

@@ -6,6 +6,7 @@ import { save, saveText } from "./download.js";
 import { bytes, number, time } from "./format.js";
 
 const SHOWN_EVENTS = 300;
+const KEPT_EVENTS = 5000;
 const LOG_LINES = 400;
 const LOG_MS = 3000;
 
@@ -39,7 +40,7 @@ export class EventsPanel {
 
   /** Take events in ascending order, before or after those known. */
   add(events, areOlder) {
-    this.events = areOlder ? [...events, ...this.events] : [...this.events, ...events];
+    this.events = areOlder ? [...events, ...this.events] : [...this.events, ...events].slice(-KEPT_EVENTS);
     if (areOlder) this.older.hidden = events.length < 1000;
     this.#render();
   }

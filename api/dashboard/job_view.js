@@ -9,6 +9,7 @@ import { CheckpointsPanel, EventsPanel, LogPanel, settingsPanel } from "./job_pa
 import { klName, ruleSentence, STATUS_WORDS, title } from "./names.js";
 
 const ALARMS = new Set(["detector.fired", "guardrail.acted", "step.quarantined", "checkpoint.failed", "grader.failed"]);
+const MOST_ALARMS = 500;
 const LIVE_WORDS = { live: "live", waiting: "connection lost, trying again", paused: "standing still", done: "complete", refused: "not followed", loading: "loading" };
 const REMEDIES = {
   config_error: "Correct the setting and start a new job from these settings.",
@@ -106,11 +107,11 @@ class JobView {
 
   #whereText(job) {
     const { step, num_steps: total } = job.progress;
-    const parts = [`${job.model}`, `step ${step.toLocaleString()} of ${total.toLocaleString()}`];
+    const parts = [title(job) === job.id ? null : job.id, job.model, `step ${step.toLocaleString()} of ${total.toLocaleString()}`];
     if (job.queue) parts.push(job.queue.ahead ? `${job.queue.ahead} ahead in the queue` : "next in the queue");
     else if (job.status === "running") parts.push(job.phase.replaceAll("_", " "));
     if (job.attempt > 1) parts.push(`attempt ${job.attempt}`);
-    return `${parts.join(" · ")}. ${ruleSentence(job.resolved.beta)}`;
+    return `${parts.filter(Boolean).join(" · ")}. ${ruleSentence(job.resolved.beta)}`;
   }
 
   #verdict(job) {
@@ -145,7 +146,7 @@ class JobView {
     const alarms = events.filter((event) => ALARMS.has(event.event) && event.step !== null)
       .map((event) => ({ step: event.step, kind: "alarm", level: event.level, text: event.message }));
     if (alarms.length) {
-      this.alarms = areOlder ? [...alarms, ...this.alarms] : [...this.alarms, ...alarms];
+      this.alarms = (areOlder ? [...alarms, ...this.alarms] : [...this.alarms, ...alarms]).slice(-MOST_ALARMS);
       this.charts.setAlarms(this.alarms);
     }
     if (areOlder) return;
@@ -190,7 +191,7 @@ class JobView {
   #error(error, isFatal) {
     if (isFatal && error.kind === "missing") {
       fill(this.root, h("h1", {}, "No such job"), notice("error", "", error.message), h("p", {}, h("a", { href: "#/jobs" }, "Go to the list of jobs.")));
-    } else if (isFatal || !this.charts) this.page.failed(error, this.root, "The job cannot be shown.");
-    else if (error.kind !== "offline") fill(this.trouble, notice("warn", "Something could not be read.", error.message));
+    } else if (isFatal) this.page.failed(error, this.root, "The job cannot be shown.");
+    else if (error.kind !== "offline" && this.trouble) fill(this.trouble, notice("warn", "Something could not be read.", error.message));
   }
 }

@@ -54,8 +54,8 @@ class Server:
     def start(self) -> None:
         """Listen and wait until it does."""
         limits = StreamLimits(heartbeat_s=0.5, poll_s=0.05, retry_redis_s=0.2)
-        app = create_app(self.settings, limits=limits)
-        config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="warning", timeout_graceful_shutdown=1, ws="none")
+        self.app = create_app(self.settings, limits=limits)
+        config = uvicorn.Config(self.app, host="127.0.0.1", port=self.port, log_level="warning", timeout_graceful_shutdown=1, ws="none")
         self._uvicorn = uvicorn.Server(config)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._uvicorn.serve()), daemon=True)
         self._thread.start()
@@ -69,6 +69,12 @@ class Server:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def open_streams(self) -> int:
+        """Event streams open now."""
+        count: int = self.app.state.services.slots.open
+        return count
 
     def stop(self) -> None:
         """Close every connection and the port."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import tarfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs.lifecycle import State
-from tests.browser.stage import OpenPage, Problems, Stage
+from tests.browser.stage import OpenPage, Problems, Server, Stage
 
 pytestmark = pytest.mark.browser
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
@@ -72,6 +74,38 @@ def test_standing_still_loses_nothing(running: Any, stage: Stage, jobs: dict[str
     running.get_by_role("button", name="Follow again").click()
     expect(tile(running, "Reward")).to_contain_text("0.6543")
     assert table_steps(chart(running, "Reward").first)[-1] == 140
+
+
+def eventually(page: Any, condition: Callable[[], bool]) -> None:
+    """Let the page live until something outside it holds."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        page.wait_for_timeout(50)
+
+
+def test_a_hidden_tab_holds_no_connection_and_catches_up(running: Any, server: Server, stage: Stage, jobs: dict[str, str]) -> None:
+    eventually(running, lambda: server.open_streams == 1)
+    turn = """value => {
+      Object.defineProperty(document, "hidden", {value, configurable: true});
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    running.evaluate(turn, True)
+    eventually(running, lambda: server.open_streams == 0)
+    stage.steps(jobs["running"], 121, 125, **{"reward/mean": 0.246810})
+    running.evaluate(turn, False)
+    expect(tile(running, "Reward")).to_contain_text("0.2468")
+    assert table_steps(chart(running, "Reward").first)[-1] == 125
+
+
+def test_a_restarted_server_is_followed_on(running: Any, server: Server, stage: Stage, jobs: dict[str, str], problems: Problems) -> None:
+    server.stop()
+    expect(running.get_by_role("status").filter(has_text="connection lost, trying again")).to_be_visible()
+    stage.steps(jobs["running"], 121, 123, **{"reward/mean": 0.135791})
+    server.start()
+    expect(tile(running, "Reward")).to_contain_text("0.1358", timeout=40_000)
+    assert table_steps(chart(running, "Reward").first)[-1] == 123
+    problems.allow("net::ERR_")
 
 
 def test_zoom_by_dragging_is_kept_while_steps_arrive(running: Any, stage: Stage, jobs: dict[str, str]) -> None:

@@ -124,3 +124,19 @@ def test_a_stopped_server_is_said_and_its_return_noticed(
     expect(banner).to_be_hidden(timeout=30_000)
     expect(page.get_by_text("6 jobs", exact=True)).to_be_visible()
     problems.allow("net::ERR_")
+
+
+def test_a_page_opened_while_the_server_is_away_shows_itself_later(
+    open_page: OpenPage, server: Server, jobs: dict[str, str], problems: Problems
+) -> None:
+    page = open_page(f"#/compare?jobs={jobs['done']}")
+    expect(page.get_by_text("β is fixed for the whole run.")).to_be_visible()
+    page.get_by_role("link", name="Jobs", exact=True).click()
+    expect(page.get_by_text("6 jobs", exact=True)).to_be_visible()
+    server.stop()
+    page.get_by_role("link", name="Compare", exact=True).click()
+    expect(page.get_by_role("alert").filter(has_text="The server does not answer.")).to_be_visible()
+    server.start()
+    expect(page.get_by_role("checkbox", name="sums-fixed")).to_be_visible(timeout=40_000)
+    expect(page.get_by_role("alert").filter(has_text="The server does not answer.")).to_be_hidden()
+    problems.allow("net::ERR_")
