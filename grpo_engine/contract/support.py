@@ -23,6 +23,8 @@ def _unsupported(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield f"{at}.environment", "give a training_file and a grader"
     if grpo.evaluation is not None:
         yield f"{at}.evaluation", "remove it"
+    if grpo.reference.source != "initial":
+        yield f"{at}.reference.source", "set it to initial: the weights the job starts from"
     if grpo.resources.gpus > 1:
         yield f"{at}.resources.gpus", "use 0 or 1"
     if grpo.loss.dynamic_sampling:

@@ -65,6 +65,8 @@ def broken(job: Path, case: str) -> dict[str, Any]:
         spec["method"]["grpo"]["betta"] = 1
     elif case == "no_room":
         spec["method"]["grpo"]["sampling"]["max_completion_tokens"] = 256
+    elif case == "other_reference":
+        spec["method"]["grpo"]["reference"] = {"source": "checkpoint:abc"}
     elif case == "not_offered":
         spec["method"]["grpo"]["adapter"] = {"type": "lora"}
     return {"spec": spec, **extra}
@@ -81,6 +83,7 @@ def broken(job: Path, case: str) -> dict[str, Any]:
         ("unknown_key", "method.grpo.betta", "did you mean 'beta'"),
         ("no_room", "method.grpo.sampling.max_completion_tokens", "lower it"),
         ("not_offered", "method.grpo.adapter", "not implemented"),
+        ("other_reference", "method.grpo.reference.source", "set it to initial"),
     ],
 )
 def test_what_a_person_can_mend_is_a_config_error(job: Path, case: str, param: str, words: str) -> None:
