@@ -23,7 +23,8 @@ _PHRASE = re.compile(
     re.IGNORECASE,
 )
 _SPAN = re.compile(
-    r"\$\$(?P<a>[^$]{1,2000})\$\$|\$(?!\s)(?P<b>[^$\n]*[^$\n\s])\$(?!\d)|\\\((?P<c>[^\n]{1,2000}?)\\\)|\\\[(?P<d>.{1,2000}?)\\\]", re.DOTALL
+    r"\$\$(?P<a>[^$]{1,2000})\$\$|\$(?!\s)(?P<b>[^$\n]*[^$\n\s])\$(?!\d)"
+    r"|\\\((?P<c>(?:[^\\\n]|\\[^\[\]()\n]){1,2000})\\\)|\\\[(?P<d>(?:[^\\]|\\[^\[\]()]){1,2000})\\\]"
 )
 NUMBER = re.compile(
     r"(?P<sign>(?<![\w)\]}.,%])[-+])?(?P<currency>\\?\$|[€£¥])?(?P<inner>(?<=[$€£¥])-)?(?<![\w.^_])(?<!\d,)"
@@ -36,6 +37,7 @@ _PROSE_WORD = re.compile(
 _SENTENCE_END = re.compile(r"[.!?;](?:\s|$)|[,;]?\s(?:because|since|so|as|where|which)\s")
 _JOINED = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*")
 _MAX_SHORT = 64
+_MAX_SEGMENT = 500
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def _last_resort(text: str) -> Found | None:
 
 def _pick(segment: str) -> str | None:
     """The answer at the beginning of what follows "the answer is"."""
-    segment = segment.strip().strip("*").strip()
+    segment = segment[:_MAX_SEGMENT].strip().strip("*").strip()
     if not segment:
         return None
     joined = _joined_spans(segment)
@@ -176,7 +178,7 @@ def _last_bare_latex(text: str) -> str | None:
     for match in _PROSE_WORD.finditer(line):
         start = match.end()
     tail = line[start:].rsplit("=", 1)[-1].strip(" .:,;$")
-    return tail if "\\" in tail and canonical(tail) else None
+    return tail if "\\" in tail and len(tail) <= _MAX_SEGMENT and canonical(tail) else None
 
 
 def _last_span(text: str) -> tuple[str, int] | None:
