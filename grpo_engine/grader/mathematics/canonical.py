@@ -32,7 +32,8 @@ _REWRITES = tuple(
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"(?<!\\)\\(?:[,;:! ]|(?:quad|qquad|thinspace|medspace|enspace)(?![A-Za-z]))|~", " "),
         (r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?![A-Za-z])", "°"),
-        (r"\\%", "%"),
+        (r"\\%|(?<=\d)\s+per\s?cent(?![A-Za-z])", "%"),
+        (r"^([-+]?[\d.,]+)\s*([€£¥])$", r"\2\1"),
         (r"\\(?:lbrace)(?![A-Za-z])", r"\\{"),
         (r"\\(?:rbrace)(?![A-Za-z])", r"\\}"),
         (r"\\(?:le)(?![A-Za-z])", r"\\leq "),
@@ -115,8 +116,10 @@ def _outer(text: str) -> str:
             if mark == "$" and re.match(r"\$-?[\d.]", text) and not text.endswith("$"):
                 continue
             text = text.removeprefix(mark).removesuffix(mark)
-        if len(text) > 1 and text[0] == text[-1] == '"':
+        if len(text) > 2 and text[0] == text[-1] and text[0] in '"*':
             text = text[1:-1]
+        if text.endswith("\\") and not text.endswith("\\\\"):
+            text = text[:-1]
         if text.startswith("{") and closing_brace(text, 0) == len(text) - 1:
             text = text[1:-1]
         if text == before:

@@ -38,7 +38,7 @@ def _same(reference: str, answer: str, depth: int) -> bool:
     one, other = _bare_word(reference), _bare_word(answer)
     if one is not None and len(one) == 1 and one.isupper() and (choice := _CHOICE.match(answer)):
         return one == choice[1]
-    if one is not None and other is not None and max(len(one), len(other)) != 2:
+    if one is not None and other is not None and not (len(one) == len(other) == 2 and one.islower() and other.islower()):
         return one.casefold() == other.casefold() if len(one) > 1 else one == other
     verdicts = [_same_value(a, b, depth) for a in readings(reference) for b in readings(answer)]
     if verdicts:
