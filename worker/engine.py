@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -23,6 +24,8 @@ from worker.processes import (
     start_time,
 )
 
+log = logging.getLogger(__name__)
+
 ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-m", "grpo_engine")
 OOM_SCORE_ADJ = 500
 LOG_LIMIT_BYTES = 16 * 2**20
@@ -41,19 +44,24 @@ class Engine:
             SUPERVISOR_VARIABLE: f"{os.getpid()}:{start_time(os.getpid())}",
         }
         launcher = [sys.executable, "-I", "-S", launch.__file__, "--parent", str(os.getpid()), "--oom-score-adj", str(OOM_SCORE_ADJ), "--"]
-        with attempt.log_path.open("ab") as log:
+        with attempt.log_path.open("ab") as output:
             self._process = subprocess.Popen(
                 [*launcher, *command, str(attempt.path)],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**environment, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **badge},
                 start_new_session=True,
                 close_fds=True,
             )
-        self.identity: Identity | None = identify(self._process.pid)
-        if self.identity is not None:
-            attempt.write_run(self.identity)
+        try:
+            self.identity: Identity | None = identify(self._process.pid)
+            if self.identity is not None:
+                attempt.write_run(self.identity)
+        except BaseException:
+            self.end(grace_s=0.0)
+            raise
+        self._cannot_cap = False
 
     @property
     def returncode(self) -> int | None:
@@ -83,22 +91,30 @@ class Engine:
                 self._process.wait()
         end_attempt(self.attempt.job_id, self.attempt.epoch, grace_s=min(grace_s, 1.0))
 
-    def cap_log(self) -> int:
-        """Keep engine.log bounded: beyond the limit its tail moves to engine.log.1. Returns the bytes dropped."""
-        return cap_log(self.attempt.log_path, LOG_LIMIT_BYTES, LOG_TAIL_BYTES)
+    def cap_log(self) -> None:
+        """Keep engine.log bounded. A disk that refuses is reported once; training goes on."""
+        try:
+            cap_log(self.attempt.log_path, LOG_LIMIT_BYTES, LOG_TAIL_BYTES)
+        except OSError as error:
+            if not self._cannot_cap:
+                log.warning("%s: engine.log cannot be shortened: %s", self.attempt, error)
+            self._cannot_cap = True
 
 
 def cap_log(path: Path, limit_bytes: int, tail_bytes: int) -> int:
-    """Shorten a log that its writer holds open in append mode. Returns how many bytes were dropped for good."""
+    """Shorten a log that its writer holds open in append mode: beyond the limit its tail moves to `<name>.1`.
+
+    Returns how many bytes were dropped for good. Raises OSError; room is made first, so that a full disk is relieved.
+    """
     size = path.stat().st_size
     if size <= limit_bytes:
         return 0
-    with path.open("rb") as log:
-        log.seek(-tail_bytes, os.SEEK_END)
-        tail = log.read(tail_bytes)
-    path.with_name(path.name + ".1").write_bytes(tail)
-    os.truncate(path, 0)
+    with path.open("rb") as file:
+        file.seek(-tail_bytes, os.SEEK_END)
+        tail = file.read(tail_bytes)
     dropped = size - len(tail)
-    with path.open("ab") as log:
-        log.write(f"[log shortened: {dropped} bytes dropped, the last {len(tail)} before this line are in {path.name}.1]\n".encode())
+    os.truncate(path, 0)
+    path.with_name(path.name + ".1").write_bytes(tail)
+    with path.open("ab") as file:
+        file.write(f"[log shortened: {dropped} bytes dropped, the last {len(tail)} before this line are in {path.name}.1]\n".encode())
     return dropped

@@ -134,19 +134,24 @@ class Supervisor:
         log.info("%s: asked to stop (%s)", self._attempt, stop.name.lower())
         self._stop = stop
         self._stop_since = time.monotonic()
-        if stop is Stop.PAUSE:
-            self._send(Command(number=self._own_number, type="pause", actor="server"))
-        elif stop is Stop.DRAIN:
-            self._send(Command(number=self._own_number + 1, type="drain", actor="server"))
 
     def _pass_commands(self) -> None:
+        if self._stop is Stop.PAUSE:
+            self._send(Command(number=self._own_number, type="pause", actor="server"))
+        elif self._stop is Stop.DRAIN:
+            self._send(Command(number=self._own_number + 1, type="drain", actor="server"))
         for command in self._wire.commands():
             if command.number not in self._tail.answered:
                 self._send(command)
 
     def _send(self, command: Command) -> None:
-        if command.number not in self._sent:
+        if command.number in self._sent:
+            return
+        try:
             self._attempt.append_command(command)
+        except OSError as error:
+            log.warning("%s: command %s cannot be handed over yet: %s", self._attempt, command.number, error)
+        else:
             self._sent.add(command.number)
 
     def _press(self, engine: Engine) -> None:

@@ -47,7 +47,7 @@ class FakeEngine:
 
     def commands(self) -> list[Command]:
         path = self.run_dir / "commands.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = path.read_text().splitlines() if path.is_file() else []
         new, self.seen = lines[self.seen :], len(lines)
         return [Command.model_validate_json(line) for line in new]
 

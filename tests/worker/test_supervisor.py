@@ -239,6 +239,32 @@ def test_a_flood_of_output_is_capped(room: Room) -> None:
     assert b"log shortened" in attempt.log_path.read_bytes()
 
 
+def test_a_log_that_cannot_be_shortened_stops_nothing(room: Room) -> None:
+    attempt = room.job("steps=3 flood=20")
+    (attempt.path / "engine.log.1").mkdir(parents=True)
+    outcome = run(room, attempt)
+    assert outcome is not None
+    assert outcome.status == "succeeded"
+
+
+def test_a_command_that_cannot_be_handed_over_is_tried_again(room: Room, meanwhile: Meanwhile) -> None:
+    attempt = room.job("steps=1000")
+    obstacle = attempt.path / "commands.jsonl"
+
+    def steer() -> None:
+        wait_for(lambda: room.steps(attempt), "a step")
+        obstacle.mkdir()
+        room.live.put_command(attempt.job_id, Command(number=1, type="set", beta=0.1))
+        before = len(room.steps(attempt))
+        wait_for(lambda: len(room.steps(attempt)) > before + 10, "ten more steps")
+        obstacle.rmdir()
+        wait_for(lambda: any(event.type == "control.applied" for event in room.events(attempt)), "the answer")
+        room.live.set_wanted(attempt.job_id, 1, "cancel")
+
+    meanwhile(steer)
+    run(room, attempt)
+
+
 def test_garbage_in_redis_stops_nothing(room: Room, meanwhile: Meanwhile) -> None:
     attempt = room.job("steps=40 step_s=0.02")
 
