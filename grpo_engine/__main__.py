@@ -62,7 +62,7 @@ def run(run_dir: Path) -> int:
     except Exception as error:  # noqa: BLE001  the last stop: every failure becomes a verdict, and its traceback goes to the log
         traceback.print_exc()
         outcome = failure(error, log)
-    log = log or EventLog(run_dir / EVENTS_FILE, 1)
+    log = log or EventLog(run_dir / EVENTS_FILE, _epoch_of(run_dir / DISPATCH_FILE))
     level: Level = "info" if outcome.status != "failed" else "error"
     data = {**outcome.model_dump(), "events_dropped": log.num_dropped, "event_write_failures": log.num_write_failures}
     log.emit("run.finished", f"{outcome.status}: {outcome.message}", step=outcome.last_step, level=level, data=data)
@@ -101,6 +101,22 @@ def read_dispatch(path: Path) -> Dispatch:
     return validate(Dispatch, {**raw, "spec": resolve_spec(spec).model_dump(mode="json")})
 
 
+def _epoch_of(path: Path) -> int:
+    """The epoch of a dispatch that is wrong elsewhere, so that its failure is filed under the right attempt; else 1."""
+    try:
+        epoch = json.loads(path.read_text(encoding="utf-8"))["epoch"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 1
+    return epoch if isinstance(epoch, int) and epoch > 0 else 1
+
+
+def _is_memory(error: BaseException) -> bool:
+    """Whether memory ran out: Python's, a GPU's, or torch's CPU allocator (a RuntimeError that says so)."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in ("not enough memory", "can't allocate memory"))
+
+
 def failure(error: BaseException, log: EventLog | None) -> Outcome:
     """The verdict for an exception: what a person can mend is a config error, everything else may be tried again."""
     if isinstance(error, GrpoError):
@@ -108,8 +124,7 @@ def failure(error: BaseException, log: EventLog | None) -> Outcome:
     if isinstance(error, RunFailure):
         reason, message, is_retryable, param = error.reason, error.message, error.is_retryable, error.param
     else:
-        is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-        reason, param, is_retryable = "out_of_memory" if is_memory else "crash", None, True
+        reason, param, is_retryable = "out_of_memory" if _is_memory(error) else "crash", None, True
         message = f"{type(error).__name__}: {error}"
     return Outcome(
         status="failed",

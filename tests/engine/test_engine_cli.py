@@ -108,15 +108,29 @@ def test_the_spec_may_be_raw_or_resolved(job: Path) -> None:
     assert raw.spec == resolved.spec
 
 
-def test_a_crash_is_a_verdict_too(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("kernel panic"), "crash"),
+        (MemoryError("no memory"), "out_of_memory"),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes"), "out_of_memory"),
+    ],
+)
+def test_a_crash_is_a_verdict_too(job: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str, tmp_path: Path) -> None:
     def explode(*args: object) -> None:
-        raise RuntimeError("kernel panic")
+        raise error
 
     monkeypatch.setattr("grpo_engine.train.train_step", explode)
-    run_dir = make_run(job, "crash")
+    run_dir = make_run(job, f"crash-{tmp_path.name}")
     assert run(run_dir) == 1
-    assert (outcome(run_dir).reason, outcome(run_dir).retryable) == ("crash", True)
-    assert "kernel panic" in outcome(run_dir).message
+    assert (outcome(run_dir).reason, outcome(run_dir).retryable) == (reason, True)
+    assert str(error) in outcome(run_dir).message
+
+
+def test_a_wrong_dispatch_is_filed_under_its_own_epoch(job: Path) -> None:
+    run_dir = make_run(job, "wrong-5", {"model": 3}, epoch=5)
+    assert run(run_dir) == 86
+    assert [event.epoch for event in events(run_dir)] == [5]
 
 
 def test_max_seconds_ends_the_run_as_succeeded_with_its_weights(job: Path) -> None:
