@@ -21,7 +21,7 @@ ENGINE_EVENTS: dict[str, str] = {
     "model.loaded": "Policy (and reference) are in memory; data names parameters and the reference's sha256.",
     "data.loaded": "The training file was read; data counts rows, skipped rows and the longest prompt.",
     "run.rewound": "Steps after data.to_step are superseded by what follows.",
-    "step.completed": "One step: data.metrics holds the telemetry, data.beta the state of the beta rule, data.kl the KL details when asked.",
+    "step.completed": "One step: data.metrics holds the telemetry, data.beta the beta rule's state, data.kl KL details when asked.",
     "beta.changed": "The beta rule acted; data holds old, new and the reason.",
     "control.applied": "A command took effect at data.effective_step; data holds old, new and actor.",
     "control.refused": "A command could not be applied; data holds the reason.",
