@@ -192,6 +192,18 @@ def test_the_check_passes_and_a_broken_shortcut_is_caught_and_switched_off(tmp_p
     assert not check_shortcut(policy.network, rows, temperature=1.0, pad_id=0).is_equal
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_that_ignores_the_plan_is_caught_when_the_model_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    assert tiny_policy(tmp_path / "good", dtype=dtype).network.is_branched
+    original: Callable[..., torch.Tensor] = BranchPlan._own_allowed
+    monkeypatch.setattr(BranchPlan, "_own_allowed", lambda plan, window: torch.ones_like(original(plan, window)))
+    broken = tiny_policy(tmp_path / "bad", dtype=dtype).network
+    assert not broken.is_branched
+    assert "differ" in broken.why_not_branched
+
+
 def test_models_without_exchangeable_attention_take_the_plain_path() -> None:
     """A linear-attention (state-space) model is noticed when it is prepared, and computed without the shortcut."""
     torch.manual_seed(0)
