@@ -50,7 +50,7 @@ class EngineEvent(Strict):
     level: Level = "info"
     step: NonNegativeInt | None = None
     message: str = Field(max_length=4096)
-    data: dict[str, Any] = {}
+    data: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def stream_id(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -23,7 +24,7 @@ def test_linear_and_cosine_start_at_the_base_and_still_learn_in_the_last_step() 
     cosine = [learning_rate_at(step, 2.0, OptimizerConfig(lr_schedule="cosine", warmup_steps=2), 6) for step in range(1, 7)]
     assert cosine[:3] == [1.0, 2.0, 2.0]
     assert cosine[4] == pytest.approx(1 + math.cos(math.pi / 2))
-    assert all(a > b > 0 for a, b in zip(cosine[2:], cosine[3:], strict=False))
+    assert all(a > b > 0 for a, b in itertools.pairwise(cosine[2:]))
 
 
 def masters() -> dict[str, torch.Tensor]:
