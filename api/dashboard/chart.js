@@ -3,7 +3,7 @@
 import { h, setText, svg, uniqueId } from "./dom.js";
 import { number } from "./format.js";
 import { listen } from "./chart_input.js";
-import { paint, palette } from "./paint.js";
+import { paint, paintCursor, palette } from "./paint.js";
 import { firstAfter } from "./series.js";
 
 const HEIGHT = 220;
@@ -43,7 +43,7 @@ export class ChartGroup {
   /** Move the cursor of all charts; null hides it. */
   point(step) {
     this.cursor = step === null ? null : Math.min(this.extent[1], Math.max(this.extent[0], step));
-    this.redraw();
+    for (const chart of this.charts) chart.scheduleCursor();
   }
 
   redraw() { for (const chart of this.charts) chart.schedule(); }
@@ -63,6 +63,9 @@ export class Chart {
     group.charts.add(this);
     this.observer = new ResizeObserver(() => this.schedule());
     this.observer.observe(this.stage);
+    this.isVisible = false;
+    this.sight = new IntersectionObserver((entries) => { this.isVisible = entries.at(-1).isIntersecting; this.schedule(); }, { rootMargin: "200px" });
+    this.sight.observe(this.element);
     this.theme = matchMedia("(prefers-color-scheme: dark)");
     this.repaint = () => { this.colours = null; this.schedule(); };
     this.theme.addEventListener("change", this.repaint);
@@ -71,11 +74,12 @@ export class Chart {
   #build() {
     const heading = uniqueId("chart");
     this.canvas = h("canvas", { "aria-hidden": "true" });
+    this.overlay = h("canvas", { "aria-hidden": "true", class: "overlay" });
     this.selection = h("div", { class: "selection", hidden: true });
     this.stage = h("div", {
       class: "stage", tabindex: "0", role: "slider", "aria-labelledby": heading, "aria-orientation": "horizontal",
       "aria-valuemin": "0", "aria-valuemax": "1", "aria-valuenow": "0", "aria-valuetext": "no data yet",
-    }, this.canvas, this.selection);
+    }, this.canvas, this.overlay, this.selection);
     this.empty = h("p", { class: "chart-empty", hidden: true }, this.options.empty ?? "No values yet.");
     this.legend = h("ul", { class: "legend" });
     this.alarm = h("p", { class: "alarm", hidden: true });
@@ -103,8 +107,14 @@ export class Chart {
   /** What stands where there are no values. */
   setEmpty(text) { setText(this.empty, text); }
 
-  /** Draw with the next frame. */
+  /** Draw with the next frame, or as soon as the chart comes into view. */
   schedule() {
+    this.isStale = true;
+    this.scheduleCursor();
+  }
+
+  /** Draw the cursor, and nothing else unless something else has changed. */
+  scheduleCursor() {
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => { this.frame = 0; this.#draw(); });
   }
@@ -113,28 +123,27 @@ export class Chart {
   dispose() {
     cancelAnimationFrame(this.frame);
     this.observer.disconnect();
+    this.sight.disconnect();
     this.theme.removeEventListener("change", this.repaint);
     this.release();
     this.group.charts.delete(this);
   }
 
   #draw() {
-    const width = this.stage.clientWidth;
-    if (!width) return;
-    const ratio = window.devicePixelRatio || 1;
-    if (this.canvas.width !== Math.round(width * ratio)) {
-      this.canvas.width = Math.round(width * ratio);
-      this.canvas.height = Math.round(HEIGHT * ratio);
-    }
-    const context = this.canvas.getContext("2d");
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    this.colours ??= palette();
-    for (const line of this.data.lines) line.hidden = this.hidden.has(line.label);
-    const shown = { ...this.data, lines: this.data.lines.map((line, index) => ({ colour: index, dash: index, ...line })) };
-    const [low, high] = this.group.window;
-    this.scales = paint(context, shown, { ...this.options, width, height: HEIGHT, low, high, cursor: this.group.cursor }, this.colours);
     this.empty.hidden = this.data.lines.some((line) => line.series.length);
     this.#read();
+    const width = this.stage.clientWidth;
+    if (!width || !this.isVisible) return;
+    this.colours ??= palette();
+    const [low, high] = this.group.window;
+    const view = { ...this.options, width, height: HEIGHT, low, high, cursor: this.group.cursor };
+    if (this.isStale) {
+      for (const line of this.data.lines) line.hidden = this.hidden.has(line.label);
+      this.shown = { ...this.data, lines: this.data.lines.map((line, index) => ({ colour: index, dash: index, ...line })) };
+      this.scales = paint(sized(this.canvas, width), this.shown, view, this.colours);
+      this.isStale = false;
+    }
+    paintCursor(sized(this.overlay, width), this.shown, this.scales, view, this.colours);
   }
 
   /** Values at the cursor, or the latest, in the legend and for screen readers. */
@@ -206,4 +215,16 @@ export class Chart {
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, this.options.axis), this.data.lines.map((line) => h("th", { scope: "col" }, line.label)))),
       h("tbody", {}, rows.map((step) => h("tr", {}, h("th", { scope: "row" }, number(step)), this.data.lines.map((line) => cell(line, step)))))));
   }
+}
+
+/** The canvas' context in page pixels, at the screen's resolution. */
+function sized(canvas, width) {
+  const ratio = window.devicePixelRatio || 1;
+  if (canvas.width !== Math.round(width * ratio)) {
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(HEIGHT * ratio);
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  return context;
 }

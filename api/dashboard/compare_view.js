@@ -8,7 +8,7 @@ import { klName, ruleSentence, STATUS_WORDS, title } from "./names.js";
 import { Scatter } from "./scatter.js";
 import { fromBuckets } from "./series.js";
 
-const BUCKETS = 250;
+const BUCKETS = 160;
 const REFRESH_MS = 5000;
 const MOST = 6;
 const CHARTS = [

@@ -6,7 +6,7 @@ import { fromBuckets, LIMIT, Series } from "./series.js";
 import { follow, pause } from "./sse.js";
 
 const PULSE_MS = 2000;
-const BUCKETS = 250;
+const BUCKETS = 160;
 const EVENTS = 1000;
 
 /**
@@ -33,8 +33,8 @@ export class JobFeed {
     for (let isLoaded = false; !isLoaded;) {
       try {
         await this.#readJob();
+        if (!this.lastEvent) await this.olderEvents();
         await this.#load();
-        await this.olderEvents();
         isLoaded = true;
       } catch (error) {
         if (this.#isFatal(error)) return;
@@ -121,6 +121,8 @@ export class JobFeed {
     const row = newest.data[0];
     if (!row) return;
     this.position = `${row.epoch}-${row.seq}`;
+    this.newest = row.metrics;
+    this.handlers.onSteps();
     this.isThinned = step > BUCKETS;
     const names = Object.keys(row.metrics).filter(this.wants);
     const halves = [names.filter((name) => this.first.has(name)), names.filter((name) => !this.first.has(name))];

@@ -125,7 +125,7 @@ class JobView {
   }
 
   #tiles(job) {
-    const look = (name) => this.feed.series.get(name)?.last ?? null;
+    const look = (name) => this.feed.series.get(name)?.last ?? toNumber(this.feed.newest?.[name]);
     const set = (name, value, note) => {
       setText(this.tiles[name][0], value);
       setText(this.tiles[name][1], note);

@@ -6,6 +6,7 @@ import { firstAfter } from "./series.js";
 
 const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3], [4, 2], [1, 2]];
 export const NUM_COLOURS = 6;
+const DENSE = 150;
 
 /** The page's colours, read anew so that a change of theme is followed. */
 export function palette() {
@@ -40,7 +41,7 @@ function* shownValues(data, low, high) {
   if (target) yield* [target.low * 0.9, target.high * 1.1];
 }
 
-/** Draw. `view` = {width, height, low, high (steps), cursor, isLog, withZero}. Returns the scales, for the pointer. */
+/** Draw all but the cursor. `view` = {width, height, low, high (steps), isLog, withZero}. Returns the scales, for the pointer. */
 export function paint(context, data, view, colours) {
   const { width, height, low, high } = view;
   const [bottom, top] = limits(shownValues(data, low, high), view);
@@ -65,8 +66,14 @@ export function paint(context, data, view, colours) {
   }
   drawMarks(context, data.marks ?? [], x, y, view, colours);
   context.restore();
-  if (view.cursor !== null) drawCursor(context, data, x, y, view, colours);
   return { x, y };
+}
+
+/** Draw the cursor on a canvas of its own, so that moving it leaves the curves alone. `scales` are what `paint` returned. */
+export function paintCursor(context, data, { x, y }, view, colours) {
+  context.clearRect(0, 0, view.width, view.height);
+  if (view.cursor === null || view.cursor < x.low || view.cursor > x.high) return;
+  drawCursor(context, data, x, y, view, colours);
 }
 
 function drawGrid(context, x, y, view, colours) {
@@ -151,7 +158,7 @@ function drawLine(context, line, x, y, colour, dash, colours, height) {
   context.strokeStyle = colour;
   context.fillStyle = colour;
   context.lineWidth = line.faint ? 1.25 : 2;
-  context.lineJoin = "round";
+  context.lineJoin = end - start > DENSE ? "bevel" : "round";
   context.setLineDash(dash);
   context.beginPath();
   let isDown = false;

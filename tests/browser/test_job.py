@@ -67,9 +67,8 @@ def test_standing_still_loses_nothing(running: Any, stage: Stage, jobs: dict[str
     expect(running.get_by_role("status").filter(has_text="standing still")).to_be_visible()
     before = tile(running, "Reward").inner_text()
     stage.steps(jobs["running"], 121, 140, **{"reward/mean": 0.654321})
-    running.wait_for_function(
-        "fetch('/v1/fine_tuning/jobs').then((answer) => answer.json()).then((list) => list.data.some((job) => job.progress.step === 140))"
-    )
+    ask = "path => fetch(path).then(answer => answer.json()).then(job => job.progress.step)"
+    assert running.evaluate(ask, f"/v1/fine_tuning/jobs/{jobs['running']}") == 140
     assert tile(running, "Reward").inner_text() == before
     running.get_by_role("button", name="Follow again").click()
     expect(tile(running, "Reward")).to_contain_text("0.6543")
@@ -305,7 +304,6 @@ def test_ten_thousand_steps_open_thinned_and_zoom_in_fully(open_page: OpenPage, 
         page.keyboard.press("+")
     with page.expect_response(lambda answer: "global_step_to" in answer.url and answer.ok):
         page.keyboard.press("+")
-    page.wait_for_function("document.querySelector('[role=slider]').getAttribute('aria-valuetext') !== null")
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
     expect(slider).to_have_attribute("aria-valuenow", "2")
