@@ -20,9 +20,6 @@ PENDING = {
     "issue_miles_3222": "a remark about the field, not about a behaviour",
     "issue_trl_3108": "adapters are refused as a whole in this version, so a sync cannot be void under one",
     "issue_trl_3194": "adapters are refused as a whole in this version",
-    "issue_trl_3500": "needs a model: the gate at step 1 is proved by the engine's own tests",
-    "issue_nemo_rl_2443": "needs a model: a run with beta 0 is proved by the engine's own tests",
-    "issue_prime_rl_679": "needs the sampler: proved by the engine's own tests",
     "issue_unsloth_2688": "needs a model: the reference is loaded by the engine's own tests",
 }
 
