@@ -22,26 +22,50 @@ class ServerEvent:
     """Decoded JSON."""
 
 
-def parse(lines: Iterable[str]) -> Iterator[ServerEvent | None]:
-    """Events of a stream; None stands for its proper end."""
-    event_id: str | None = None
-    kind = "message"
-    data: list[str] = []
-    for line in lines:
+END = ServerEvent(None, "end", None)
+"""What a reader answers at the proper end of a stream."""
+
+
+class Reader:
+    """Puts events together from lines."""
+
+    def __init__(self) -> None:
+        self._id: str | None = None
+        self._kind = "message"
+        self._data: list[str] = []
+
+    def feed(self, line: str) -> ServerEvent | None:
+        """The event this line completes, `END`, or None."""
         if not line:
-            if data:
-                text = "\n".join(data)
-                if text == DONE:
-                    yield None
-                    return
-                yield ServerEvent(event_id, kind, json.loads(text))
-            kind, data = "message", []
-        elif not line.startswith(":"):
-            name, _, value = line.partition(":")
-            value = value.removeprefix(" ")
-            if name == "id":
-                event_id = value
-            elif name == "event":
-                kind = value
-            elif name == "data":
-                data.append(value)
+            text, kind = "\n".join(self._data), self._kind
+            has_data = bool(self._data)
+            self._reset()
+            if not has_data:
+                return None
+            return END if text == DONE else ServerEvent(self._id, kind, json.loads(text))
+        if line.startswith(":"):
+            return None
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "id":
+            self._id = value
+        elif name == "event":
+            self._kind = value
+        elif name == "data":
+            self._data.append(value)
+        return None
+
+    def _reset(self) -> None:
+        self._kind = "message"
+        self._data = []
+
+
+def parse(lines: Iterable[str]) -> Iterator[ServerEvent]:
+    """Events of a stream, `END` last when it ended properly."""
+    reader = Reader()
+    for line in lines:
+        event = reader.feed(line)
+        if event is not None:
+            yield event
+        if event is END:
+            return

@@ -60,7 +60,7 @@ class Grpo:
         self.base_url = base_url.rstrip("/")
         self._patience_s = patience_s
         self._http = httpx.Client(
-            base_url=self.base_url, headers=headers, timeout=httpx.Timeout(timeout_s, connect=5.0), trust_env=not _is_loopback(base_url)
+            base_url=self.base_url, headers=headers, timeout=httpx.Timeout(timeout_s, connect=5.0), trust_env=not is_loopback(base_url)
         )
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Grpo:
 
     def jobs(self, *, limit: int = 20, after: str | None = None, status: str | None = None) -> Page[Job]:
         """A page of jobs, newest first."""
-        return self._ask(Page[Job], "GET", JOBS, params=_given(limit=limit, after=after, status=status))
+        return self._ask(Page[Job], "GET", JOBS, params=given(limit=limit, after=after, status=status))
 
     def cancel(self, job_id: str) -> Job:
         """End the job now."""
@@ -126,7 +126,7 @@ class Grpo:
         """Telemetry in step order, all pages."""
         rows: list[MetricRow] = []
         while True:
-            params = _given(names=names, global_step_from=step_from, global_step_to=step_to, limit=1000)
+            params = given(names=names, global_step_from=step_from, global_step_to=step_to, limit=1000)
             page = self._ask(MetricPage, "GET", f"{JOBS}/{job_id}/metrics", params=params)
             rows += page.data
             if not page.has_more:
@@ -135,12 +135,12 @@ class Grpo:
 
     def metrics_csv(self, job_id: str, names: list[str] | None = None) -> str:
         """The same as CSV text, the server's first 10 000 steps."""
-        params = _given(names=names, limit=10_000)
+        params = given(names=names, limit=10_000)
         return self._request("GET", f"{JOBS}/{job_id}/metrics", params=params, headers={"accept": "text/csv"}).text
 
     def events(self, job_id: str, *, limit: int = 100, after: str | None = None, order: str = "asc") -> Page[JobEvent]:
         """What happened to the job."""
-        return self._ask(Page[JobEvent], "GET", f"{JOBS}/{job_id}/events", params=_given(limit=limit, after=after, order=order))
+        return self._ask(Page[JobEvent], "GET", f"{JOBS}/{job_id}/events", params=given(limit=limit, after=after, order=order))
 
     def stream_metrics(self, job_id: str) -> Iterator[ServerEvent]:
         """`step.completed`, `run.rewound` and at last `job.finished`, from the first step on; ends with the job."""
@@ -152,7 +152,7 @@ class Grpo:
 
     def logs(self, job_id: str, *, tail: int = 1000, attempt: int | None = None) -> str:
         """The last lines the engine printed."""
-        return self._request("GET", f"{JOBS}/{job_id}/logs", params=_given(tail=tail, attempt=attempt)).text
+        return self._request("GET", f"{JOBS}/{job_id}/logs", params=given(tail=tail, attempt=attempt)).text
 
     # Control
 
@@ -164,7 +164,7 @@ class Grpo:
         self, job_id: str, *, beta: float | None = None, target: float | None = None, learning_rate: float | None = None
     ) -> ControlCommand:
         """Change beta, the target KL or the learning rate from the next step boundary on."""
-        body = _given(beta=beta, target=target, learning_rate=learning_rate)
+        body = given(beta=beta, target=target, learning_rate=learning_rate)
         return self._ask(ControlCommand, "PATCH", f"{JOBS}/{job_id}/control", json=body)
 
     # Checkpoints, files, models
@@ -212,7 +212,7 @@ class Grpo:
                 return response
             if response.status_code not in RETRY_STATUSES or attempt == MAX_RETRIES or "files" in request:
                 break
-            time.sleep(min(_retry_after(response, 0.5 * 2**attempt), LONGEST_RETRY_AFTER_S))
+            time.sleep(min(retry_after(response, 0.5 * 2**attempt), LONGEST_RETRY_AFTER_S))
         raise ApiError.from_response(response)
 
     def _open(self, method: str, path: str, **request: Any) -> Opened:
@@ -229,7 +229,7 @@ class Grpo:
                     if response.status_code == httpx.codes.NO_CONTENT:
                         return
                     for event in sse.parse(response.iter_lines()):
-                        if event is None:
+                        if event is sse.END:
                             return
                         patience.restore()
                         last_id = event.id or last_id
@@ -245,16 +245,19 @@ class Grpo:
                 patience.bear(error)
 
 
-def _given(**params: Any) -> dict[str, Any]:
+def given(**params: Any) -> dict[str, Any]:
+    """The parameters that were given."""
     return {name: value for name, value in params.items() if value is not None}
 
 
-def _retry_after(response: httpx.Response, otherwise: float) -> float:
+def retry_after(response: httpx.Response, otherwise: float) -> float:
+    """Seconds the server asks to wait."""
     text = response.headers.get("retry-after", "")
     return float(text) if text.isdecimal() else otherwise
 
 
-def _is_loopback(url: str) -> bool:
+def is_loopback(url: str) -> bool:
+    """Whether the address is this machine, where no proxy may stand between."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -48,10 +48,15 @@ class Patience:
 
     def bear(self, error: Exception) -> None:
         """Wait a moment, or raise `error` when patience has run out."""
+        time.sleep(self.next_pause(error))
+
+    def next_pause(self, error: Exception) -> float:
+        """Seconds to wait before the next try; raises `error` when patience has run out."""
         now = time.monotonic()
         if self._deadline is None:
             self._deadline = now + self._seconds
         if now >= self._deadline:
             raise error
-        time.sleep(self._pause_s)
+        pause = self._pause_s
         self._pause_s = min(self._pause_s * 2, 5.0)
+        return pause

@@ -17,7 +17,7 @@ from api.client import ApiError, ClientError, Grpo, ServerUnreachable
 from api.client.display import step_line
 from api.client.download import choose, download
 from api.client.errors import DownloadDamaged
-from api.client.sse import ServerEvent, parse
+from api.client.sse import END, ServerEvent, parse
 from grpo_engine.contract.view import Checkpoint, CheckpointFile
 from tests.cli.terminal import grpo
 from tests.conftest import free_port
@@ -56,7 +56,7 @@ def test_an_answer_that_is_no_error_object_is_quoted() -> None:
 
 def test_a_stream_is_read_event_by_event() -> None:
     lines = [": hb", "id: 1-1", "event: step.completed", 'data: {"step": 1}', "", ": degraded", "data: [DONE]", "", "data: 1", ""]
-    assert list(parse(lines)) == [ServerEvent("1-1", "step.completed", {"step": 1}), None]
+    assert list(parse(lines)) == [ServerEvent("1-1", "step.completed", {"step": 1}), END]
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=20), max_size=3), max_size=5))
@@ -64,7 +64,7 @@ def test_any_json_survives_the_stream(items: list[dict[str, str]]) -> None:
     lines: list[str] = []
     for number, item in enumerate(items):
         lines += [f"id: {number}", "event: x", f"data: {json.dumps(item)}", ""]
-    assert [event.data for event in parse(lines) if event is not None] == items
+    assert [event.data for event in parse(lines)] == items
 
 
 def test_a_step_reads_in_one_line() -> None:

@@ -5,13 +5,14 @@ Everything here runs for real: API, dispatcher, Redis, Celery worker, and the en
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from api.client import ApiError
+from api.client import ApiError, AsyncGrpo
 from api.client.download import choose, download
 from tests.stack import LiveStack, job_spec, wait_for
 
@@ -85,6 +86,22 @@ def test_a_paused_job_frees_the_worker_and_goes_on_from_its_checkpoint(server: L
     done = server.client.wait(job.id, timeout_s=120)
     assert (done.status, done.attempt) == ("succeeded", paused.attempt + 1)
     assert server.steps(job.id) == list(range(1, 13))
+
+
+def test_the_same_from_asyncio(server: LiveStack, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"prompt": "{n}+1="}}\n' for n in range(16)))
+
+    async def story() -> list[str]:
+        async with AsyncGrpo(server.url) as client:
+            file = await client.upload(rows)
+            job = await client.create_job(job_spec(file.id, num_steps=1))
+            seen = [event.type async for event in client.stream_metrics(job.id)]
+            assert (await client.wait(job.id)).status == "succeeded"
+            assert [row.step for row in await client.metrics(job.id)] == [1]
+            return seen
+
+    assert asyncio.run(story()) == ["step.completed", "job.finished"]
 
 
 def test_a_mistake_is_answered_with_the_field_and_the_remedy(server: LiveStack) -> None:
