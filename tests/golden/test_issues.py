@@ -13,9 +13,9 @@ import torch
 from grpo_engine.advantage import group_advantages
 from grpo_engine.beta import BetaRule
 from grpo_engine.contract.beta import FixedBeta, ZieglerBeta
-from grpo_engine.contract.error import InvalidRequest
-from grpo_engine.contract.intake import resolve_spec
-from grpo_engine.contract.job import GrpoConfig, LossConfig
+from grpo_engine.contract.error import InvalidRequest, NotImplementedYet
+from grpo_engine.contract.intake import resolve_spec, validate
+from grpo_engine.contract.job import GrpoConfig, LossConfig, ReferenceConfig
 from grpo_engine.contract.kl import KlConfig
 from grpo_engine.contract.telemetry import DESCRIPTORS
 from grpo_engine.diagnostics import Detectors
@@ -381,9 +381,14 @@ def test_issue_unsloth_zoo_172_one_wild_token_does_not_hide_the_rest() -> None:
 
 
 @pytest.mark.parametrize("source", ["initial", "base", "checkpoint:ckpt-1"])
-def test_issue_tinker_cookbook_326_the_reference_can_be_chosen(source: str) -> None:
-    assert job(reference={"source": source}).reference.source == source
+def test_issue_tinker_cookbook_326_the_reference_can_be_named_and_is_never_ignored(source: str) -> None:
+    assert validate(ReferenceConfig, {"source": source}).source == source
     refused("reference.source", "pattern", reference={"source": "somewhere"})
+    try:
+        assert job(reference={"source": source}).reference.source == source
+    except NotImplementedYet as refusal:
+        assert source != "initial"
+        assert refusal.param == "method.grpo.reference.source"
 
 
 def test_issue_open_instruct_534_k1_in_the_loss_is_refused() -> None:
