@@ -5,14 +5,19 @@ Times are whole Unix seconds, UTC. A number that can be NaN or infinite is spell
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from grpo_engine.contract.event import Level
-from grpo_engine.contract.telemetry import Direction
+from grpo_engine.contract.metric_view import Bucket, Integrity, MetricPage, MetricRow, MetricSeries, Point, SampledMetrics
+from grpo_engine.contract.view_base import Deleted, NonFinite, Number, Page, Problem, ProblemError, View
 
-Item = TypeVar("Item")
+__all__ = [
+    "Bucket", "Checkpoint", "CheckpointFile", "ControlCommand", "ControlSettings", "Deleted", "File", "GraderRun", "Integrity", "Job",
+    "JobError", "JobEvent", "JobOutcome", "KlState", "Lineage", "MetricPage", "MetricRow", "MetricSeries", "Model", "NonFinite", "Number",
+    "Page", "Phase", "Point", "Problem", "ProblemError", "Progress", "Queue", "Reference", "SampledMetrics", "Status", "Validated", "View",
+]  # fmt: skip
 
 Status = Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
 Phase = Literal[
@@ -31,49 +36,12 @@ Phase = Literal[
 ]
 
 
-class View(BaseModel):
-    """An answer; unlike a request it may gain fields."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-
-class NonFinite(View):
-    """A number JSON cannot spell."""
-
-    value: None = None
-    nonfinite: Literal["nan", "inf", "-inf"]
-
-
-Number = float | NonFinite
-
-
 class JobError(View):
     """Why a job failed."""
 
     code: str
     message: str
     param: str | None = None
-
-
-class ProblemError(View):
-    """OpenAI's error object."""
-
-    message: str
-    type: str
-    param: str | None
-    """JSON path of the field, or the name of the parameter or header."""
-    code: str
-
-
-class Problem(View):
-    """The body of every error: RFC 9457, with OpenAI's object inside."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    instance: str
-    error: ProblemError
 
 
 class Queue(View):
@@ -208,63 +176,6 @@ class JobEvent(View):
     data: dict[str, Any]
 
 
-class MetricRow(View):
-    """Telemetry of one step."""
-
-    step: int
-    epoch: int
-    seq: int
-    """Of the engine event; `<epoch>-<seq>` is its id in `metrics/stream`, so a stream can go on after this row."""
-    logged_at: int
-    metrics: dict[str, Number]
-
-
-class Point(View):
-    """A value at a step."""
-
-    step: int
-    value: Number
-
-
-class Bucket(View):
-    """Several steps of one metric; extremes ignore values that are not finite."""
-
-    step_from: int
-    step_to: int
-    count: int
-    first: Point
-    last: Point
-    min: Point | None
-    max: Point | None
-
-
-class MetricSeries(View):
-    """One metric, thinned."""
-
-    name: str
-    unit: str | None
-    direction: Direction | None
-    buckets: list[Bucket]
-
-
-class Integrity(View):
-    """Whether the telemetry is whole."""
-
-    object: Literal["fine_tuning.job.metrics.integrity"] = "fine_tuning.job.metrics.integrity"
-    last_step: int
-    num_steps: int
-    """Steps that count."""
-    missing_steps: list[int]
-    """At most the first 1000."""
-    num_superseded: int
-    """Steps measured again by a later attempt or after a rollback; only the later reading counts."""
-    num_gaps: int
-    """Times a part of an events file could not be read."""
-    ingest_lag: int | None
-    """Events in the stream that are not in the database yet; null when Redis does not answer."""
-    is_complete: bool
-
-
 class CheckpointFile(View):
     """A file of a checkpoint."""
 
@@ -315,14 +226,6 @@ class Model(View):
     kind: Literal["builtin", "local", "checkpoint"]
 
 
-class Deleted(View):
-    """Something is gone."""
-
-    id: str
-    object: str
-    deleted: Literal[True] = True
-
-
 class ControlSettings(View):
     """What can be changed while the job runs, as last known."""
 
@@ -353,36 +256,6 @@ class ControlCommand(View):
     new: dict[str, Any] | None = None
     reason: str | None = None
     """Why it was refused."""
-
-
-class Page(View, Generic[Item]):
-    """A list."""
-
-    object: Literal["list"] = "list"
-    data: list[Item]
-    has_more: bool = False
-    first_id: str | None = None
-    last_id: str | None = None
-
-
-class MetricPage(View):
-    """Rows in step order; superseded steps are gone."""
-
-    object: Literal["list"] = "list"
-    data: list[MetricRow]
-    has_more: bool
-    """More steps follow; go on with global_step_from = last step + 1."""
-    sampled: Literal[False] = False
-
-
-class SampledMetrics(View):
-    """Series thinned to at most `resolution` buckets."""
-
-    object: Literal["list"] = "list"
-    data: list[MetricSeries]
-    has_more: Literal[False] = False
-    sampled: Literal[True] = True
-    resolution: int
 
 
 class GraderRun(View):
