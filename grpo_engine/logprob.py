@@ -22,9 +22,9 @@ from grpo_engine.vocabulary import ReferenceStates, vocabulary_stats
 
 Row = tuple[Prompt, Completion]
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 5e-2}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 0.1}
 """Allowed gap between the branched and the plain forward. Largest gap in log-probability; mean gap in bf16, where both
-orders of summation round differently."""
+orders of summation round differently (0.03 on SmolLM2-135M)."""
 
 
 @dataclass(frozen=True)
