@@ -8,6 +8,7 @@ import { firstAfter } from "./series.js";
 
 const HEIGHT = 220;
 const TABLE_ROWS = 40;
+const SMALLEST_VIEW = 4;
 
 /** What charts have in common: the range of steps in view (null = all) and the step under the cursor. */
 export class ChartGroup {
@@ -28,13 +29,14 @@ export class ChartGroup {
     this.redraw();
   }
 
-  /** Look at some steps only; null = all. */
+  /** Look at some steps only, four at least; null = all. */
   zoom(range) {
     if (range) {
-      const low = Math.max(this.extent[0], Math.min(...range));
-      const high = Math.min(this.extent[1], Math.max(...range));
-      if (high - low < 1e-9) return;
-      this.range = low <= this.extent[0] && high >= this.extent[1] ? null : [low, high];
+      const [first, last] = this.extent;
+      let low = Math.max(first, Math.min(...range));
+      const high = Math.min(last, Math.max(low + SMALLEST_VIEW, Math.max(...range)));
+      low = Math.max(first, Math.min(low, high - SMALLEST_VIEW));
+      this.range = low <= first && high >= last ? null : [low, high];
     } else this.range = null;
     this.redraw();
     this.onZoom(this.range);

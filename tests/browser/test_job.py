@@ -300,12 +300,10 @@ def test_ten_thousand_steps_open_thinned_and_zoom_in_fully(open_page: OpenPage, 
     slider = kl.get_by_role("slider")
     slider.focus()
     page.keyboard.press("Home")
-    for _ in range(9):
+    for _ in range(5):
         page.keyboard.press("+")
-    with page.expect_response(lambda answer: "global_step_to" in answer.url and answer.ok):
-        page.keyboard.press("+")
-    page.keyboard.press("Home")
-    page.keyboard.press("ArrowRight")
-    expect(slider).to_have_attribute("aria-valuenow", "2")
+    eventually(page, lambda: table_steps(kl) == list(range(1, 11)))
+    page.keyboard.press("0")
+    slider.focus()
     stage.steps(job.id, 10_001, 10_002, **{"reward/mean": 0.777777})
     expect(tile(page, "Reward")).to_contain_text("0.7778")
