@@ -91,8 +91,15 @@ def open_page(browser: Any, server: Server, problems: Problems, request: pytest.
     yield open_one
     folder = os.environ.get("BROWSER_SCREENSHOTS")
     for number, context in enumerate(contexts):
-        if folder:
-            for page in context.pages:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-                page.screenshot(path=Path(folder) / f"{request.node.name[:80]}-{number}.png", full_page=True)
+        for page in context.pages if folder else []:
+            keep_picture(page, Path(folder or "") / f"{request.node.name[:80]}-{number}.png")
         context.close()
+
+
+def keep_picture(page: Any, path: Path) -> None:
+    """The whole page, every chart in view so that it is drawn."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    height = page.evaluate("Math.min(8000, document.documentElement.scrollHeight)")
+    page.set_viewport_size({"width": page.viewport_size["width"], "height": max(900, height)})
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => requestAnimationFrame(done))))")
+    page.screenshot(path=path, full_page=True)
