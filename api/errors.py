@@ -20,6 +20,8 @@ from grpo_engine.contract.error import GrpoError, InvalidRequest, NotFound
 logger = logging.getLogger("grpo.api")
 
 PROBLEM_TYPE = "application/problem+json"
+_LONGEST_MESSAGE, _LONGEST_PARAM = 4000, 500
+"""Characters; a key of a request can be as long as the request."""
 
 
 class MethodNotAllowed(InvalidRequest):
@@ -31,18 +33,24 @@ class MethodNotAllowed(InvalidRequest):
 
 def problem_response(error: GrpoError, instance: str) -> JSONResponse:
     """The answer for an error. `instance` is the path of the request."""
+    message = _cut(error.message, _LONGEST_MESSAGE)
+    param = None if error.param is None else _cut(error.param, _LONGEST_PARAM)
     body = {
         "type": "about:blank",
         "title": HTTPStatus(error.status).phrase,
         "status": error.status,
-        "detail": error.message,
+        "detail": message,
         "instance": instance,
-        "error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code},
+        "error": {"message": message, "type": error.type, "param": param, "code": error.code},
     }
     headers = dict(error.headers)
     if error.status in (500, 507):
         headers.setdefault("x-should-retry", "false")
     return JSONResponse(body, status_code=error.status, headers=headers, media_type=PROBLEM_TYPE)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def internal_error(instance: str) -> JSONResponse:

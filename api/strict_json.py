@@ -16,7 +16,8 @@ from grpo_engine.contract.error import InvalidRequest, MalformedJson
 MAX_DEPTH = 32
 MAX_INTEGER = 2**53
 
-_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+"""A string may lack its end: otherwise each quote in an unfinished one would be tried as a beginning, in quadratic time."""
 _MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 _FORBIDDEN = re.compile("[\x00\ud800-\udfff]")
 

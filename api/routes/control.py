@@ -9,11 +9,12 @@ from pydantic import model_validator
 from starlette.responses import Response
 
 from api.auth import requires
+from api.conditions import names_etag
 from api.deps import BodyDep, CallerDep, ServicesDep
 from api.openapi import json_request
 from api.present import answer, as_number, command_view
 from api.routes.jobs import JobId
-from grpo_engine.contract.base import NonNegativeFloat, PositiveFloat, Strict
+from grpo_engine.contract.base import NonNegativeFloat, PositiveFloat, Strict, broken_rule
 from grpo_engine.contract.beta import BetaConfig, DeadbandBeta, FixedBeta, PpoBeta, ScheduleBeta, ZieglerBeta, schedule_values
 from grpo_engine.contract.error import InvalidRequest, PreconditionFailed, ReferenceNotLoaded
 from grpo_engine.contract.intake import validate
@@ -35,7 +36,7 @@ class ControlChange(Strict):
     @model_validator(mode="after")
     def _changes_something(self) -> ControlChange:
         if self.beta is None and self.target is None and self.learning_rate is None:
-            raise ValueError("give at least one of beta, target and learning_rate")
+            raise broken_rule("beta", "give at least one of beta, target and learning_rate")
         return self
 
 
@@ -91,6 +92,9 @@ def _check(job: JobRecord, change: ControlChange) -> None:
     if isinstance(grpo.beta, DeadbandBeta | PpoBeta | ZieglerBeta):
         if change.beta == 0:
             raise InvalidRequest("an adaptive rule cannot leave beta 0; give a positive value", param="beta")
+        if change.beta is not None and not grpo.beta.min <= change.beta <= grpo.beta.max:
+            bounds = f"the bounds [{grpo.beta.min:g}, {grpo.beta.max:g}] of rule {grpo.beta.rule!r}"
+            raise InvalidRequest(f"beta {change.beta:g} lies outside {bounds}; choose a value inside them", param="beta")
     elif change.target is not None:
         raise InvalidRequest(f"rule {grpo.beta.rule!r} has no target; change beta instead", param="target")
 
@@ -118,7 +122,7 @@ def _etag(job: JobRecord) -> str:
 
 
 def _version(job: JobRecord, if_match: str) -> int:
-    if if_match not in (_etag(job), "*"):
+    if not names_etag(if_match, _etag(job), is_strong=True):
         raise PreconditionFailed(
             "the settings changed since you read them; read them again and repeat the change",
             param="if-match",

@@ -11,6 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header
 from starlette.responses import Response
 
+from api.conditions import names_etag
 from grpo_engine.contract.error import NotFound
 
 router = APIRouter(tags=["dashboard"], include_in_schema=False)
@@ -74,6 +75,6 @@ def _serve(name: str, if_none_match: str | None) -> Response:
     if asset is None:
         raise NotFound(f"the dashboard has no file {name[:80]!r}")
     headers = {**HEADERS, "etag": asset.etag}
-    if if_none_match is not None and asset.etag in {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}:
+    if if_none_match is not None and names_etag(if_none_match, asset.etag):
         return Response(status_code=304, headers=headers)
     return Response(asset.body, media_type=asset.media_type, headers=headers)

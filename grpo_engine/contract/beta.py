@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from grpo_engine.contract.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Strict
+from grpo_engine.contract.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Strict, broken_rule
 
 KlUnit = Literal["token", "sequence"]
 
@@ -46,9 +46,11 @@ class PiecewiseSchedule(Strict):
     def _ordered(self) -> PiecewiseSchedule:
         fractions = [point[0] for point in self.points]
         if fractions[0] != 0:
-            raise ValueError("points must begin at fraction 0; add a first point [0, beta]")
-        if fractions[-1] > 1 or any(b <= a for a, b in itertools.pairwise(fractions)):
-            raise ValueError("points must have strictly increasing fractions between 0 and 1; sort them and drop repeats")
+            raise broken_rule("points[0][0]", "points must begin at fraction 0; add a first point [0, beta]")
+        for number, (before, here) in enumerate(itertools.pairwise(fractions), start=1):
+            if here <= before or here > 1:
+                at = f"points[{number}][0]"
+                raise broken_rule(at, "points must have strictly increasing fractions between 0 and 1; sort them and drop repeats")
         return self
 
 
@@ -71,9 +73,9 @@ class Calibration(Strict):
     @model_validator(mode="after")
     def _leaves_samples(self) -> Calibration:
         if self.discard >= self.rollouts:
-            raise ValueError("discard leaves no rollout to measure; make it smaller than rollouts")
+            raise broken_rule("discard", "discard leaves no rollout to measure; make it smaller than rollouts")
         if self.min > self.max:
-            raise ValueError("min exceeds max; swap them")
+            raise broken_rule("min", "min exceeds max; swap them")
         return self
 
 
@@ -114,29 +116,41 @@ class _Adaptive(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> _Adaptive:
         if (self.value is None) == (self.schedule is None):
-            raise ValueError("give exactly one of value and schedule: they exclude each other, and one is required")
+            at = "value" if self.value is None else "schedule"
+            raise broken_rule(at, "give exactly one of value and schedule: they exclude each other, and one is required")
         if self.value == 0:
-            raise ValueError("value 0 can never be changed by a multiplicative rule; use a positive value, or rule fixed for beta 0")
-        if self.schedule is not None and not any(value > 0 for value in schedule_values(self.schedule)):
-            raise ValueError("a schedule that is 0 throughout can never be changed by a multiplicative rule; use positive values")
-        if self.target is not None and self.target <= 0:
-            raise ValueError("target must be above 0 nats: no beta reaches a KL of 0")
-        if (self.target is None) == (self.calibration is None):
-            raise ValueError("give exactly one of target and calibration")
-        if self.min > self.max:
-            raise ValueError("min exceeds max; swap them")
-        if self.value is not None and not self.min <= self.value <= self.max:
-            raise ValueError(f"value {self.value:g} lies outside [min {self.min:g}, max {self.max:g}]; widen the bounds or move the value")
-        if self.calibration is not None and self.unit == "sequence" and not {"min", "max"} <= self.calibration.model_fields_set:
-            raise ValueError(
-                "the default bounds of calibration are nats per token; with unit sequence give calibration.min and calibration.max yourself"
+            raise broken_rule(
+                "value", "value 0 can never be changed by a multiplicative rule; use a positive value, or rule fixed for beta 0"
             )
+        if self.schedule is not None and not any(value > 0 for value in schedule_values(self.schedule)):
+            raise broken_rule(
+                "schedule", "a schedule that is 0 throughout can never be changed by a multiplicative rule; use positive values"
+            )
+        if self.target is not None and self.target <= 0:
+            raise broken_rule("target", "target must be above 0 nats: no beta reaches a KL of 0")
+        if (self.target is None) == (self.calibration is None):
+            at = "target" if self.target is None else "calibration"
+            raise broken_rule(at, "give exactly one of target and calibration")
+        if self.min > self.max:
+            raise broken_rule("min", "min exceeds max; swap them")
+        if self.value is not None and not self.min <= self.value <= self.max:
+            bounds = f"[min {self.min:g}, max {self.max:g}]"
+            raise broken_rule("value", f"value {self.value:g} lies outside {bounds}; widen the bounds or move the value")
+        if self.calibration is not None and self.unit == "sequence":
+            for bound in ("min", "max"):
+                if bound not in self.calibration.model_fields_set:
+                    raise broken_rule(
+                        f"calibration.{bound}",
+                        "the default bounds of calibration are nats per token; "
+                        "with unit sequence give calibration.min and calibration.max yourself",
+                    )
         if self.ema_decay is not None:
             needed = math.ceil(1 / (1 - self.ema_decay) - 1e-9)
             if self.update_every < needed:
-                raise ValueError(
+                raise broken_rule(
+                    "update_every",
                     f"update_every {self.update_every} is shorter than the memory of ema_decay {self.ema_decay} and would oscillate; "
-                    f"set update_every to at least {needed}, or ema_decay to null"
+                    f"set update_every to at least {needed}, or ema_decay to null",
                 )
         return self
 

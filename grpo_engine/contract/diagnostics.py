@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from grpo_engine.contract.base import Fraction, NonNegativeFloat, PositiveFloat, Strict
+from grpo_engine.contract.base import Fraction, NonNegativeFloat, PositiveFloat, Strict, broken_rule
 
 DetectorName = Literal[
     "kl_out_of_control",
@@ -144,7 +144,8 @@ class Oscillation(_Detector):
     @model_validator(mode="after")
     def _reachable(self) -> Oscillation:
         if self.sign_changes >= self.decisions:
-            raise ValueError(f"{self.decisions} decisions have at most {self.decisions - 1} sign changes; lower sign_changes")
+            words = f"{self.decisions} decisions have at most {self.decisions - 1} sign changes; lower sign_changes"
+            raise broken_rule("sign_changes", words)
         return self
 
 
@@ -239,7 +240,8 @@ class Rollback(Strict):
     @model_validator(mode="after")
     def _names_a_change(self) -> Rollback:
         if self.beta_factor in (None, 1.0) and self.learning_rate_factor in (None, 1.0) and not self.reseed:
-            raise ValueError("a rollback must change something; give beta_factor or learning_rate_factor (not 1), or set reseed to true")
+            words = "a rollback must change something; give beta_factor or learning_rate_factor (not 1), or set reseed to true"
+            raise broken_rule("beta_factor", words)
         return self
 
 
@@ -267,5 +269,6 @@ class Guardrail(Strict):
     @model_validator(mode="after")
     def _fits(self) -> Guardrail:
         if self.window is not None and self.window < self.consecutive:
-            raise ValueError(f"a window of {self.window} steps never holds {self.consecutive}; enlarge window or lower consecutive")
+            words = f"a window of {self.window} steps never holds {self.consecutive}; enlarge window or lower consecutive"
+            raise broken_rule("window", words)
         return self

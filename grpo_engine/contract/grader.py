@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from grpo_engine.contract.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Strict
+from grpo_engine.contract.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Strict, broken_rule
 
 Template = Annotated[str, Field(max_length=4096)]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
@@ -48,7 +48,7 @@ class Regex(_Part):
     name: Name = "regex"
     input: Template = OUTPUT
     pattern: Annotated[str, Field(min_length=1, max_length=1024)]
-    flags: list[Literal["IGNORECASE", "MULTILINE", "DOTALL"]] = []
+    flags: Annotated[list[Literal["IGNORECASE", "MULTILINE", "DOTALL"]], Field(max_length=3)] = []
     """`DOTALL` lets `.` match line breaks; without `MULTILINE`, `^` and `$` are the ends of the whole text."""
     match: Literal["search", "full"] = "search"
     """Found anywhere, or the whole input matches."""
@@ -122,9 +122,9 @@ class Length(_Part):
     @model_validator(mode="after")
     def _ordered(self) -> Length:
         if self.target_min > self.target_max:
-            raise ValueError("target_min is above target_max; swap them")
+            raise broken_rule("target_min", "target_min is above target_max; swap them")
         if self.unit == "tokens" and self.input != OUTPUT:
-            raise ValueError("unit 'tokens' counts the completion; leave input as it is, or count characters or words")
+            raise broken_rule("unit", "unit 'tokens' counts the completion; leave input as it is, or count characters or words")
         return self
 
 
@@ -164,7 +164,7 @@ class ScoreModel(Strict):
     type: Literal["score_model"]
     name: Name = "score_model"
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    input: Template | list[dict[str, Any]] = OUTPUT
+    input: Template | Annotated[list[dict[str, Any]], Field(max_length=64)] = OUTPUT
     range: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.0, 1.0]
     sampling_params: dict[str, Any] | None = None
     pass_threshold: float | None = None
@@ -176,9 +176,9 @@ class LabelModel(Strict):
     type: Literal["label_model"]
     name: Name = "label_model"
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    input: list[dict[str, Any]]
-    labels: list[str]
-    passing_labels: list[str]
+    input: Annotated[list[dict[str, Any]], Field(max_length=64)]
+    labels: Annotated[list[str], Field(max_length=256)]
+    passing_labels: Annotated[list[str], Field(max_length=256)]
 
 
 class Remote(Strict):
@@ -214,9 +214,9 @@ class Multi(Strict):
     @model_validator(mode="after")
     def _combined_once(self) -> Multi:
         if (self.weights is None) == (self.calculate_output is None):
-            raise ValueError("give exactly one of weights and calculate_output")
+            raise broken_rule("weights" if self.weights is None else "calculate_output", "give exactly one of weights and calculate_output")
         if self.weights is not None and set(self.weights) != set(self.graders):
-            raise ValueError("weights must name exactly the graders; add or remove names until both agree")
+            raise broken_rule("weights", "weights must name exactly the graders; add or remove names until both agree")
         return self
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from grpo_engine.contract.base import PositiveFloat, Strict
+from grpo_engine.contract.base import PositiveFloat, Strict, broken_rule
 
 Direction = Literal["policy_ref", "ref_policy", "jeffreys"]
 Estimator = Literal["k1", "k2", "k3", "abs", "exact"]
@@ -103,34 +103,37 @@ class KlConfig(Strict):
     def _refuse_wrong_gradients(self) -> KlConfig:
         if self.placement == "loss":
             if (self.estimator, self.grad, self.direction) == ("k1", "naive", "policy_ref") and not self.allow_biased:
-                raise ValueError(
+                raise broken_rule(
+                    "grad",
                     "estimator k1 with grad naive in the loss has zero expected gradient (no regularisation at all); "
-                    "set kl.grad to unbiased, or kl.allow_biased to true to reproduce it literally"
+                    "set kl.grad to unbiased, or kl.allow_biased to true to reproduce it literally",
                 )
             return self
         if self.estimator == "exact":
-            raise ValueError(f"estimator exact cannot be placed in the {self.placement}; set kl.placement to loss or kl.estimator to k1")
+            raise broken_rule(
+                "estimator", f"estimator exact cannot be placed in the {self.placement}; set kl.placement to loss or kl.estimator to k1"
+            )
         if self.estimator != "k1":
-            raise ValueError(f"estimator {self.estimator} in the {self.placement} has a wrong gradient; set kl.estimator to k1")
+            raise broken_rule("estimator", f"{self.estimator} in the {self.placement} has a wrong gradient; set kl.estimator to k1")
         if self.direction != "policy_ref":
-            raise ValueError(f"only direction policy_ref can be placed in the {self.placement}; set kl.placement to loss")
+            raise broken_rule("direction", f"only direction policy_ref can be placed in the {self.placement}; set kl.placement to loss")
         return self
 
     @model_validator(mode="after")
     def _refuse_settings_without_effect(self) -> KlConfig:
         if self.placement == "loss" and self.discount != 1:
-            raise ValueError("discount acts on placement reward and advantage only; remove it, or change kl.placement")
+            raise broken_rule("discount", "discount acts on placement reward and advantage only; remove it, or change kl.placement")
         if self.placement != "loss":
             self._expect_idle(_LOSS_ONLY, "{name} acts on placement loss only; leave it at {idle}, or set kl.placement to loss")
         if self.estimator == "exact":
             self._expect_idle(_SAMPLED_ONLY, "{name} has no effect on estimator exact, which sums over the vocabulary; leave it at {idle}")
         if self.importance == "none" and self.importance_clip is not None:
-            raise ValueError("importance_clip bounds a weight that kl.importance none does not use; remove one of them")
+            raise broken_rule("importance_clip", "it bounds a weight that kl.importance none does not use; remove one of them")
         if self.clip_grad == "zero" and self.log_ratio_clip is None and self.value_clip is None:
-            raise ValueError("clip_grad zero needs a clip; set kl.log_ratio_clip or kl.value_clip, or remove it")
+            raise broken_rule("clip_grad", "clip_grad zero needs a clip; set kl.log_ratio_clip or kl.value_clip, or remove it")
         return self
 
     def _expect_idle(self, idle: dict[str, str | None], sentence: str) -> None:
         for name, value in idle.items():
             if getattr(self, name) != value:
-                raise ValueError(sentence.format(name=name, idle="null" if value is None else value))
+                raise broken_rule(name, sentence.format(name=name, idle="null" if value is None else value))

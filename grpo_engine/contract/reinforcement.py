@@ -14,7 +14,24 @@ _PLACES: dict[str, tuple[str, str]] = {
     "prompts_per_step": ("sampling", "prompts_per_step"),
     "max_completion_tokens": ("sampling", "max_completion_tokens"),
     "temperature": ("sampling", "temperature"),
+    "eval_interval": ("evaluation", "every"),
 }
+
+
+def place_in_reinforcement(param: str, method: dict[str, Any]) -> str:
+    """Where a `reinforcement` method spells the field that `translate_reinforcement` put at `param`."""
+    section, _, rest = param.removeprefix("method.grpo.").partition(".")
+    if section == "grader" or not param.startswith("method.grpo."):
+        return param.replace("method.grpo.", "method.reinforcement.", 1)
+    body = method.get("reinforcement")
+    given = body.get("hyperparameters") if isinstance(body, dict) else None
+    names = given if isinstance(given, dict) else {}
+    at = "method.reinforcement.hyperparameters"
+    if section in ("beta", "kl"):
+        name = next((alias for alias in BETA_ALIASES if alias in names), section) if section == "beta" else section
+        return f"{at}.{name}.{rest}" if rest else f"{at}.{name}"
+    name = next((name for name, place in _PLACES.items() if ".".join(place) == f"{section}.{rest}"), "")
+    return f"{at}.{name}" if name in names else param
 
 
 def translate_reinforcement(method: dict[str, Any]) -> dict[str, Any]:

@@ -58,6 +58,12 @@ def test_brackets_inside_strings_do_not_count_as_depth() -> None:
     assert loads_strict(json.dumps({"a": text}).encode()) == {"a": text}
 
 
+@pytest.mark.parametrize("body", [b'"' + b'\\"' * 500_000, b'{"a' * 300_000, b'["' + b"\\" * 999_999])
+def test_an_unfinished_text_is_refused_in_linear_time(body: bytes) -> None:
+    with pytest.raises(MalformedJson):
+        loads_strict(body)
+
+
 def test_the_largest_integer_is_read() -> None:
     assert loads_strict(str(MAX_INTEGER).encode()) == MAX_INTEGER
     assert loads_strict(str(-MAX_INTEGER).encode()) == -MAX_INTEGER

@@ -129,7 +129,7 @@ class TestControl:
     @pytest.mark.parametrize(
         ("body", "param"),
         [
-            ({}, None),
+            ({}, "beta"),
             ({"beta": -1}, "beta"),
             ({"bta": 1}, "bta"),
             ({"learning_rate": 0}, "learning_rate"),
@@ -137,10 +137,19 @@ class TestControl:
             ({"beta": "0.1"}, "beta"),
         ],
     )
-    def test_a_bad_change_names_its_field(self, client: httpx.Client, job: str, body: dict[str, Any], param: str | None) -> None:
+    def test_a_bad_change_names_its_field(self, client: httpx.Client, job: str, body: dict[str, Any], param: str) -> None:
         answer = client.patch(f"{JOBS}/{job}/control", json=body)
         assert answer.status_code == 422
         assert answer.json()["error"]["param"] == param
+
+    @pytest.mark.parametrize(("beta", "status"), [(0.009, 422), (0.01, 202), (0.5, 202), (0.51, 422), (0, 422)])
+    def test_beta_stays_inside_the_bounds_of_its_rule(self, client: httpx.Client, beta: float, status: int) -> None:
+        rule = {"rule": "ppo", "value": 0.04, "target": 0.1, "min": 0.01, "max": 0.5}
+        job_id = create(client, beta=rule)
+        answer = client.patch(f"{JOBS}/{job_id}/control", json={"beta": beta})
+        assert answer.status_code == status
+        assert status == 202 or answer.json()["error"]["param"] == "beta"
+        assert len(client.get(f"{JOBS}/{job_id}/control").json()["commands"]) == (status == 202)
 
     def test_without_a_reference_beta_stays_0(self, client: httpx.Client) -> None:
         job_id = create(client, beta=0)
