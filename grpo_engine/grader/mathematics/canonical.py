@@ -16,13 +16,21 @@ _SYMBOLS = {
     "∕": "/", "⁄": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\leq ", "≥": r"\geq ", "≠": r"\neq ", "±": r"\pm ", "∪": r"\cup ",
     "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "“": '"', "”": '"', "’": "'",
     "√": r"\sqrt ", "\u2009": r"\,", "\u202f": r"\,", "\u00a0": " ", "\u2007": r"\,", "，": ",", "（": "(", "）": ")", "％": "%", "º": "°",
+    "≈": r"\approx ", "…": r"\ldots ", "‒": "-",
 }  # fmt: skip
 _TABLE = str.maketrans(_SYMBOLS)
+_SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+CURRENCY_SIGNS = "€£¥₹₩₽₺₫฿"
+_LONG_DASH = re.compile(r"(?<![\w)\]}])[—―](?=\d)")
+_BASE_WORDS = {
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12,
+    "sixteen": 16,
+}  # fmt: skip
 _DELIMITERS = ("$", r"\(", r"\)", r"\[", r"\]")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|texttt|mathrm|mathbf|mathit|mathsf|mbox|operatorname|bold|bm)\*?\s*\{")
 _SEPARATORS = (
     (re.compile(r"(?<=\d)\s*(?:\{,\}|,\s*\\!)\s*(?=\d{3}(?!\d))"), ""),
-    (re.compile(r"(?<=\d)(?:\\,|\\ |\\;|~)(?=\d{3}(?!\d))"), ""),
+    (re.compile(r"(?<=\d)(?:\\[,;: ]|~|_)(?=\d{3}(?!\d))"), ""),
 )
 _REWRITES = tuple(
     (re.compile(pattern), replacement)
@@ -32,8 +40,13 @@ _REWRITES = tuple(
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"(?<!\\)\\(?:[,;:! ]|(?:quad|qquad|thinspace|medspace|enspace)(?![A-Za-z]))|~", " "),
         (r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?![A-Za-z])", "°"),
-        (r"\\%|(?<=\d)\s+per\s?cent(?![A-Za-z])", "%"),
-        (r"^([-+]?[\d.,]+)\s*([€£¥])$", r"\2\1"),
+        (r"\\%|(?<=\d)\s*(?:per\s?cent(?:age)?|pct)(?![A-Za-z])", "%"),
+        (rf"^([-+]?[\d.,]+)\s*([{CURRENCY_SIGNS}])$", r"\2\1"),
+        (r"(?<=\d)\s*(?:\^\s*)?\{?\s*(?:st|nd|rd|th)\s*\}?$", ""),
+        (r"(?<=\d)\s*([AaPp])\.?\s?[Mm]\.?$", r" \1m"),
+        (r"\\(?:dots|cdots|dotsc|dotsb)(?![A-Za-z])", r"\\ldots "),
+        (r"(?<=\d)\.(\d*)\s*(?:\\ldots|\.\.\.)\s*$", r".\1"),
+        (r"^\s*(?:\\(?:approx|simeq|sim)(?![A-Za-z])|~|=|\*\s|•)\s*", ""),
         (r"\\(?:lbrace)(?![A-Za-z])", r"\\{"),
         (r"\\(?:rbrace)(?![A-Za-z])", r"\\}"),
         (r"\\(?:le)(?![A-Za-z])", r"\\leq "),
@@ -49,6 +62,10 @@ _REWRITES = tuple(
         (r"<=|=<", r"\\leq "),
         (r">=", r"\\geq "),
         (r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"(?<![\\A-Za-z])sqrt\s*(\d+)", r"\\sqrt{\1}"),
+        (r"(?<![\\A-Za-z])cbrt\s*\(([^()]*)\)", r"\\sqrt[3]{\1}"),
+        (r"(?<![\\A-Za-z])abs\s*\(([^()]*)\)", r"|\1|"),
+        (r"(?<![\\A-Za-z])a(sin|cos|tan)\s*(?=\()", r"\\arc\1 "),
         (r"(?<![\\A-Za-z])exp\s*\(([^()]*)\)", r"e^{\1}"),
         (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
         (r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
@@ -62,23 +79,30 @@ _REWRITES = tuple(
         (r"\s+", " "),
     )
 )
+_BASE_WORD = re.compile(rf"(?<=\d)_({'|'.join(_BASE_WORDS)})(?![A-Za-z])")
 _BOLD = re.compile(r"(?<![\w)\]}])\*\*|\*\*(?![\w(\\-])")
+
+_STRUCK = re.compile(r"~~[^~\n]+~~")
+_UNDERLINED = re.compile(r"(?<!\w)__([^_\n]+)__(?!\w)")
+_LINE_MARK = re.compile(r"^[ \t]*(?:>[ \t]+)+(?=\S)|^[ \t]*#{1,3}[ \t]+", re.MULTILINE)
 
 
 def clean_markdown(text: str) -> str:
-    """Without bold marks, code ticks and block quotes; `2**3` keeps its power."""
-    return _BOLD.sub("", text).replace("`", "")
+    """Without bold and heading marks, code ticks, block quotes and struck-out text; `2**3` keeps its power and `#### 5` its mark."""
+    if "~~" in text:
+        text = _STRUCK.sub("", text)
+    return _UNDERLINED.sub(r"\1", _LINE_MARK.sub("", _BOLD.sub("", text))).replace("`", "")
 
 
 def canonical(text: str) -> str:
     """The small LaTeX of an answer, without delimiters, markup and the full stop after it."""
     text = _outer(_unicode(clean_markdown(text)))
-    text = _outer(_unwrap_text(text))
+    text = _outer(_unwrap_text(text.replace(r"\text{,}", "{,}")))
     for pattern, replacement in _SEPARATORS:
         text = pattern.sub(replacement, text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    return _outer(text)
+    return _outer(_BASE_WORD.sub(lambda match: f"_{_BASE_WORDS[match[1]]}", text))
 
 
 def _unicode(text: str) -> str:
@@ -87,7 +111,9 @@ def _unicode(text: str) -> str:
         return text
     out: list[str] = []
     is_raised = False
-    for character in text:
+    for character in _LONG_DASH.sub("-", text):
+        if unicodedata.category(character) == "Cf":
+            continue
         if character in _SUPERSCRIPTS:
             out.append(("" if is_raised else "^{") + _SUPERSCRIPTS[character])
             is_raised = True
@@ -98,6 +124,10 @@ def _unicode(text: str) -> str:
         if unicodedata.category(character) == "No" and "⁄" in unicodedata.normalize("NFKC", character):
             above, below = unicodedata.normalize("NFKC", character).split("⁄")
             out.append(rf"\frac{{{above}}}{{{below}}}")
+        elif character in _SUBSCRIPTS:
+            out.append("_" + _SUBSCRIPTS[character])
+        elif unicodedata.category(character) == "No":
+            out.append(unicodedata.normalize("NFKC", character))
         elif unicodedata.category(character) == "Nd" or "\uff01" <= character <= "\uff5e":
             out.append(_SYMBOLS.get(character) or unicodedata.normalize("NFKC", character))
         else:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache
+from typing import TypeGuard
 
 from grpo_engine.grader.mathematics.canonical import canonical
 from grpo_engine.grader.mathematics.symbolic import same_expression
-from grpo_engine.grader.mathematics.units import units_conflict
+from grpo_engine.grader.mathematics.units import split_known_unit, units_conflict
 from grpo_engine.grader.mathematics.value import Collection, Number, readings, without_assignment
 
 RELATIVE_TOLERANCE = Fraction(1, 1_000_000)
@@ -16,7 +17,9 @@ RELATIVE_TOLERANCE = Fraction(1, 1_000_000)
 MIN_ROUNDED_DIGITS = 3
 """A reference decimal of at least so many significant digits also matches an exact expression that rounds to it."""
 _WORDS = re.compile(r"[^\W\d_][^\W\d_'-]*(?:[ -][^\W\d_][^\W\d_'-]*)*")
-_CHOICE = re.compile(r"\(?([A-Z])[).:](?:\s|$)")
+_CHOICE = re.compile(r"\(?([A-Z])[).:](?:\s|$)|(?:[Oo]ption|[Cc]hoice)\s*\(?([A-Z])(?![A-Za-z])")
+_OR = re.compile(r",?\s+or\s+")
+_RAY = re.compile(r"([A-Za-z])\s*(<|>|\\leq|\\geq)\s*([^<>=,;A-Za-z]+|[^<>=,;]*\\(?:frac|sqrt|pi)[^<>=,;A-Za-z]*)")
 _MAX_DEPTH = 4
 MAX_LENGTH = 2000
 """Longer references and answers are compared as text."""
@@ -36,8 +39,9 @@ def _same(reference: str, answer: str, depth: int) -> bool:
     if _squeeze(reference) == _squeeze(answer):
         return True
     one, other = _bare_word(reference), _bare_word(answer)
-    if one is not None and len(one) == 1 and one.isupper() and (choice := _CHOICE.match(answer)):
-        return one == choice[1]
+    letter, other_letter = _choice(reference, one), _choice(answer, other)
+    if letter is not None and other_letter is not None:
+        return letter == other_letter
     if one is not None and other is not None and not (len(one) == len(other) == 2 and one.islower() and other.islower()):
         return one.casefold() == other.casefold() if len(one) > 1 else one == other
     verdicts = [_same_value(a, b, depth) for a in readings(reference) for b in readings(answer)]
@@ -48,6 +52,8 @@ def _same(reference: str, answer: str, depth: int) -> bool:
 
 def _same_assigned(reference: str, answer: str, depth: int) -> bool:
     """`x = 5` is the answer 5; of a chain `2+3 = 5` the last side is the answer. Two assignments must name one variable."""
+    if reference.count("=") == answer.count("=") == 1 and same_expression(reference, answer, None):
+        return True
     variable, value = without_assignment(reference)
     other_variable, other_value = without_assignment(answer)
     if variable is not None and other_variable is not None:
@@ -56,7 +62,26 @@ def _same_assigned(reference: str, answer: str, depth: int) -> bool:
         return _same(value, other_value, depth + 1)
     if "=" in answer and "=" not in reference:
         return _same(reference, answer.rsplit("=", 1)[1].strip(), depth + 1)
+    reference, answer = _as_union(reference), _as_union(answer)
+    one, other = split_known_unit(reference), split_known_unit(answer)
+    if units_conflict(one[1], other[1]):
+        return False
+    if one[1] is not None or other[1] is not None:
+        return _same(one[0], other[0], depth + 1)
     return same_expression(reference, answer, _rounded_reference(reference))
+
+
+def _as_union(text: str) -> str:
+    """`x<2 or x>3` as a union of intervals; any other text as it is."""
+    rays = [_RAY.fullmatch(part.strip()) for part in _OR.split(text)]
+    if len(rays) < 2 or any(ray is None for ray in rays) or len({ray[1] for ray in rays if ray}) > 1:
+        return text
+    return r"\cup ".join(_interval(ray[2], ray[3]) for ray in rays if ray)
+
+
+def _interval(sign: str, bound: str) -> str:
+    closing, opening = ("]", "[") if sign in (r"\leq", r"\geq") else (")", "(")
+    return rf"(-\infty,{bound}{closing}" if sign in ("<", r"\leq") else rf"{opening}{bound},\infty)"
 
 
 def _rounded_reference(reference: str) -> int | None:
@@ -72,9 +97,13 @@ def _same_value(reference: Number | Collection, answer: Number | Collection, dep
         return same_number(reference, answer)
     if isinstance(reference, Collection) and isinstance(answer, Collection):
         return _same_collection(reference, answer, depth)
-    if isinstance(answer, Collection) and answer.brackets == "{}" and len(answer.items) == 1:
-        return any(_same_value(reference, value, depth) for value in readings(answer.items[0]))
-    return False
+    if isinstance(answer, Collection):
+        return _is_singleton(answer) and any(_same_value(reference, value, depth) for value in readings(answer.items[0]))
+    return _is_singleton(reference) and any(_same_value(value, answer, depth) for value in readings(reference.items[0]))
+
+
+def _is_singleton(value: Number | Collection) -> TypeGuard[Collection]:
+    return isinstance(value, Collection) and value.brackets == "{}" and len(value.items) == 1
 
 
 def same_number(reference: Number, answer: Number) -> bool:
@@ -129,6 +158,14 @@ def _same_unordered(items: tuple[str, ...], others: tuple[str, ...], depth: int)
 def _squeeze(text: str) -> str:
     """Without blanks, except those between two digits: `1 1/2` is not `11/2`."""
     return re.sub(r"(?<!\d)\s|\s(?!\d)", "", text)
+
+
+def _choice(text: str, word: str | None) -> str | None:
+    """The letter of a choice: `B`, `(B)`, `B. Rome`, `(B) Rome`, `option B`; None for anything else."""
+    if word is not None and len(word) == 1:
+        return word if word.isupper() else None
+    match = _CHOICE.match(text)
+    return None if match is None else match[1] or match[2]
 
 
 def _bare_word(text: str) -> str | None:

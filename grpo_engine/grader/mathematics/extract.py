@@ -11,14 +11,15 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from grpo_engine.grader.mathematics.canonical import canonical, clean_markdown
+from grpo_engine.grader.mathematics.canonical import CURRENCY_SIGNS, canonical, clean_markdown
 from grpo_engine.grader.mathematics.value import is_value
 from grpo_engine.rows.boxed import has_box, last_boxed
 
 _REASONING = ("think", "thinking", "reasoning")
 _HASH = re.compile(r"####[ \t]*(\S[^\n]*)")
 _PHRASE = re.compile(
-    r"\b(?:final[ \t]+(?:answer|result)|answer|result)\b[ \t]*(?:is|are|equals|was|=|:)+[ \t]*:?(?P<rest>[^\n]*)(?:\n\s*(?P<next>[^\n]+))?"
+    r"\b(?:final[ \t]+(?:answer|result|choice)|answer|result|(?:correct|right|best)[ \t]+(?:option|choice))\b[ \t]*"
+    r"(?:is(?!n't|[ \t]+not\b)|are(?!n't)|equals|was|=|:)+[ \t]*:?(?P<rest>[^\n]*)(?:\n\s*(?P<next>[^\n]+))?"
     r"|\bfinal[ \t]+answer[ \t]*\n\s*(?P<below>[^\n]+)",
     re.IGNORECASE,
 )
@@ -27,10 +28,16 @@ _SPAN = re.compile(
     r"|\\\((?P<c>(?:[^\\\n]|\\[^\[\]()\n]){1,2000})\\\)|\\\[(?P<d>(?:[^\\]|\\[^\[\]()]){1,2000})\\\]"
 )
 NUMBER = re.compile(
-    r"(?P<sign>(?<![\w)\]}.,%])[-+])?(?P<currency>\\?\$|[€£¥])?(?P<inner>(?<=[$€£¥])-)?(?<![\w.^_])(?<!\d,)"
+    r"(?P<sign>(?<![\w)\]}.,%])[-+])?(?P<currency>\\?\$|["
+    + CURRENCY_SIGNS
+    + r"])?(?P<inner>(?<=[$"
+    + CURRENCY_SIGNS
+    + r"])-)?(?<![\w.^_])(?<!\d,)"
     r"(?P<body>\d{1,3}(?:,\d{3}){1,12}(?!,?\d)(?:\.\d+)?|\d+(?:\.\d+)?(?:[eE][-+]?\d{1,4}(?!\w))?|\.\d+)(?P<over>\s?/\s?\d+)?(?P<percent>\s?\\?%)?"
 )
-_LETTER = re.compile(r"\s*(?:\(([A-Z])\)|([A-Z])[.)](?:\s|$)|([A-Z])$)")
+_LETTER = re.compile(r"\s*(?:(?:option|choice|Option|Choice)\s+)?(?:\(([A-Z])\)|([A-Z])[.)](?:\s|$)|([A-Z])$)")
+_OTHER_LETTER = re.compile(r"\([A-H]\)|(?<![\w'])[B-H](?![\w'])")
+_LABEL = re.compile(r"(?:the\s+)?(?:final\s+)?(?:answer|result)\s*(?:is|=|:)+\s*:?\s*", re.IGNORECASE)
 _PROSE_WORD = re.compile(
     r"(?<![\\A-Za-z])(?!(?:pi|sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|mod|and|or|begin|end|[pbv]?matrix)(?![A-Za-z]))[A-Za-z]{2,}(?![A-Za-z])"
 )
@@ -59,7 +66,8 @@ def extract(text: str, how: str) -> Found | None:
     if how == "boxed":
         return _found(last_boxed(visible), how)
     if how == "hash":
-        return _found(_last_hash(visible), how)
+        hashed = _last_hash(visible)
+        return None if hashed is None else Found(_hash_answer(hashed), how)
     if how == "last_number":
         return _found(last_number(visible), how)
     tagged = _last_tag(visible, "answer")
@@ -94,11 +102,13 @@ def _auto(text: str) -> Found | None:
         return _found(last_boxed(text), "boxed")
     hashed = _last_hash(text)
     if hashed is not None:
-        return Found(hashed, "hash")
+        return Found(_hash_answer(hashed), "hash")
     phrase = None
-    for match in _PHRASE.finditer(text):
+    start = 0
+    while match := _PHRASE.search(text, start):
         rest = match["below"] or (match["rest"] if (match["rest"] or "").strip(" .*") else match["next"]) or ""
         phrase = _pick(rest) or phrase
+        start = max(match.start("rest"), match.start("below"))
     if phrase is not None:
         return Found(phrase, "phrase")
     return _last_resort(text)
@@ -116,6 +126,8 @@ def _last_resort(text: str) -> Found | None:
     if len(whole) <= 4 * _MAX_SHORT and (is_value(whole) or _is_formula(whole)):
         return Found(_joined_spans(whole) or whole, "whole")
     if len(whole) <= _MAX_SHORT and (letter := _LETTER.match(whole)):
+        if _OTHER_LETTER.search(whole, letter.end()):
+            return None
         return Found(next(group for group in letter.groups() if group), "letter")
     span, number, bare = _last_span(text), _last_match(NUMBER, text), _last_bare_latex(text)
     if span is not None and (number is None or span[1] >= number.end()):
@@ -220,6 +232,17 @@ def _last_tag(text: str, tag: str) -> str | None:
 def _last_hash(text: str) -> str | None:
     found = _HASH.findall(text)
     return str(found[-1]).strip() if found else None
+
+
+def _hash_answer(line: str) -> str:
+    """What follows `####`, without a label before it ("Answer: 72") and a remark after it ("72, which is the sum")."""
+    line = _LABEL.sub("", line) or line
+    if is_value(line) or _is_formula(line):
+        return line
+    number = NUMBER.match(line)
+    if number and re.match(r"[,;.]?\s*(?:,|;|\.\s|\(|because|since|so|as|where|which)", line[number.end() :]) and _PROSE_WORD.search(line):
+        return _number_text(number)
+    return line
 
 
 def _found(text: str | None, how: str) -> Found | None:

@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from grpo_engine.grader.mathematics.arithmetic import evaluate
-from grpo_engine.grader.mathematics.canonical import canonical
+from grpo_engine.grader.mathematics.canonical import CURRENCY_SIGNS, canonical
 from grpo_engine.grader.mathematics.units import split_unit
 
 
@@ -48,8 +48,9 @@ _BASED = re.compile(r"\(?([0-9A-Fa-f]+)\)?_(\d{1,2})")
 _SPACED = re.compile(r"([-+]?\d{1,3})((?: \d{3})+)(\.\d+)?")
 _ASSIGNED = re.compile(r"[A-Za-z]\w?(?:_\w|\([A-Za-z]\))?\s*(?:=|\\in(?![A-Za-z]))\s*")
 _CONJUNCTION = re.compile(r",?\s+(?:and|or)\s+|;", re.IGNORECASE)
+_REPEATING = re.compile(r"([-+]?)\s*(\d{0,50})\.(\d{0,50})\s*\\(?:overline|bar|dot)\s*\{?(\d{1,50})\}?")
 _MAX_LENGTH = 2000
-_CURRENCY = re.compile(r"(?P<before>[-+]?)\s*(?:\\?\$|[€£¥]|USD|EUR)\s*")
+_CURRENCY = re.compile(rf"(?P<before>[-+]?)\s*(?:\\?\$|[{CURRENCY_SIGNS}]|USD|EUR)\s*")
 
 
 @lru_cache(maxsize=8192)
@@ -107,8 +108,20 @@ def _plain(text: str) -> Number | None:
     literal = _LITERAL.fullmatch(body)
     if literal is not None:
         return _literal(literal, is_percent)
-    value = None if "," in body and body[:1] in "([" else evaluate(body)
+    value = _repeating(body)
+    if value is None and not ("," in body and body[:1] in "(["):
+        value = evaluate(body)
     return None if value is None else Number(value, is_literal=False, is_percent=is_percent)
+
+
+def _repeating(text: str) -> Fraction | None:
+    r"""The exact value of `0.1\overline{6}`; None for anything else."""
+    match = _REPEATING.fullmatch(text)
+    if match is None:
+        return None
+    sign, whole, fixed, period = match.groups()
+    value = Fraction(f"{whole or 0}.{fixed or 0}") + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
+    return -value if sign == "-" else value
 
 
 def _literal(match: re.Match[str], is_percent: bool) -> Number:

@@ -93,13 +93,13 @@ def test_a_hanging_caller_delays_nobody_for_longer_than_a_sample(plugins: Path) 
     quick = make_grader(grader({"type": "plugin", "plugin": "length"}), pool=pool)
     assert quick.score([Sample({}, "warm")])[0].value == 4.0
     done: list[str] = []
-    hanging = threading.Thread(target=lambda: done.extend(answer.kind or "" for answer in slow.score([Sample({}, "hang")] * 2)))
+    hanging = threading.Thread(target=lambda: done.extend(answer.kind or "" for answer in slow.score([Sample({}, "hang")] * 5)))
     hanging.start()
     assert quick.score([Sample({}, "now")])[0].value == 3.0
-    assert len(done) < 2
+    assert len(done) < 5
     hanging.join()
-    assert done == ["timeout"] * 2
-    assert pool.num_replaced == 2
+    assert done == ["timeout"] * 5
+    assert pool.num_replaced == 5
     pool.close()
 
 
