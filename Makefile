@@ -35,7 +35,7 @@ demo: $(VENV)/run.stamp
 	$(BIN)/grpo demo $(ARGS)
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not faults and not browser" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not faults and not browser" $(ARGS)
 
 test-slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m "slow" $(ARGS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -64,7 +63,7 @@ def start(run_dir: Path) -> subprocess.Popen[bytes]:
     """Run an attempt in a process of its own."""
     with (run_dir / "engine.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "grpo_engine", str(run_dir)], stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            [sys.executable, "-m", "grpo_engine", str(run_dir)], stdout=log, stderr=log
         )
 
 

@@ -85,7 +85,7 @@ def test_freed_memory_is_kept() -> None:
 import resource, torch
 from grpo_engine.device import keep_freed_memory
 assert keep_freed_memory()
-for _ in range(5):
+for _ in range(40):
     torch.ones(16 * 2**20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 torch.ones(16 * 2**20)
