@@ -23,6 +23,7 @@ from typing import Any, Literal
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from grpo_engine.contract.member import MEMBER_NAME
 from grpo_engine.outcome import CheckpointDamaged, fsync_directory
 
 MANIFEST_FILE = "manifest.json"
@@ -35,6 +36,7 @@ class FileEntry:
     """One file of a checkpoint."""
 
     name: str
+    """As in contract/member.py: a file of the directory, or of a folder in it (`adapter/adapter_config.json`)."""
     bytes: int
     sha256: str
 
@@ -119,7 +121,7 @@ def save(
     temporary.mkdir()
     try:
         write(temporary)
-        files = tuple(_seal(path) for path in sorted(temporary.iterdir()))
+        files = tuple(_seal(temporary, name) for name in sorted(_members(temporary)))
         manifest = Manifest(kind, step, epoch, job_id, time.time(), files, dict(about))
         path = temporary / MANIFEST_FILE
         path.write_text(json.dumps(manifest.to_json(), indent=1, allow_nan=False), encoding="utf-8")
@@ -150,11 +152,11 @@ def verify(directory: Path) -> Manifest:
         raise CheckpointDamaged(f"checkpoint {directory} has format {version}, this build reads {FORMAT}; use a matching build")
     for entry in files:
         path = directory / entry.name
-        if Path(entry.name).name != entry.name or not path.is_file():
+        if MEMBER_NAME.fullmatch(entry.name) is None or not path.is_file():
             raise CheckpointDamaged(f"checkpoint {directory} lacks {entry.name}; use an older one")
         if path.stat().st_size != entry.bytes or _sha256(path) != entry.sha256:
             raise CheckpointDamaged(f"{path} is not what was written (size or SHA-256 differ); use an older checkpoint")
-    extra = {path.name for path in directory.iterdir()} - {entry.name for entry in files} - {MANIFEST_FILE}
+    extra = _members(directory) - {entry.name for entry in files} - {MANIFEST_FILE}
     if extra:
         raise CheckpointDamaged(f"checkpoint {directory} holds {sorted(extra)[0]}, which its manifest does not know; use an older one")
     return manifest
@@ -195,9 +197,17 @@ def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def _seal(path: Path) -> FileEntry:
+def _members(directory: Path) -> set[str]:
+    """Names of all files, those of folders with the folder's name."""
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir() or path.is_symlink()}
+
+
+def _seal(directory: Path, name: str) -> FileEntry:
+    path = directory / name
     _fsync_file(path)
-    return FileEntry(path.name, path.stat().st_size, _sha256(path))
+    if path.parent != directory:
+        fsync_directory(path.parent)
+    return FileEntry(name, path.stat().st_size, _sha256(path))
 
 
 def _fsync_file(path: Path) -> None:

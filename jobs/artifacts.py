@@ -21,11 +21,12 @@ from pydantic import ValidationError
 
 from grpo_engine.contract.error import InvalidRequest, NotFound
 from grpo_engine.contract.event import EngineEvent, Outcome
+from grpo_engine.contract.member import MEMBER_NAME
+from grpo_engine.contract.rollout import rollout_name, rollout_step
 
 JOB_ID = re.compile(r"ftjob-[A-Za-z0-9_-]{1,64}")
 FILE_ID = re.compile(r"file-[A-Za-z0-9_-]{1,64}")
 CHECKPOINT_NAME = re.compile(r"(step|resume)-[0-9]{6,12}")
-MEMBER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 LEDGER_CLAIM = "ledger"
 """worker_id of a claim by which the ledger takes an unclaimed attempt away from every worker."""
 
@@ -75,6 +76,18 @@ class Artifacts:
     def checkpoint_file(self, job_id: str, epoch: int, name: str, member: str) -> Path:
         """One file of a checkpoint. The caller has checked that the ledger lists it."""
         return self._below(self.checkpoint_dir(job_id, epoch, name), member, MEMBER_NAME, "checkpoint file")
+
+    def rollouts_path(self, job_id: str, epoch: int, step: int) -> Path:
+        """The completions kept of a step, whether or not they are there."""
+        return self.attempt_dir(job_id, epoch) / "rollouts" / rollout_name(step)
+
+    def rollout_steps(self, job_id: str, epoch: int) -> list[int]:
+        """Steps of an attempt whose completions are kept, ascending."""
+        try:
+            names = [entry.name for entry in os.scandir(self.attempt_dir(job_id, epoch) / "rollouts")]
+        except FileNotFoundError:
+            return []
+        return sorted(step for name in names if (step := rollout_step(name)) is not None)
 
     def file_dir(self, file_id: str) -> Path:
         """Directory of an upload: `content` and `meta.json`."""
@@ -196,8 +209,12 @@ class Artifacts:
             return Outcome(status="failed", reason="crash", message=message, retryable=True, last_step=0)
 
     def write_outcome(self, job_id: str, epoch: int, outcome: Outcome) -> bool:
-        """For the supervisor, when the engine died without a verdict. False when one exists: the first one stands."""
+        """For the supervisor, when the engine died without a verdict. False when one exists: the first one stands.
+
+        A directory that vanished under the engine is made anew: a verdict brings the next attempt at once.
+        """
         directory = self.attempt_dir(job_id, epoch)
+        directory.mkdir(parents=True, exist_ok=True)
         temporary = directory / f".outcome-{secrets.token_hex(8)}"
         _write_durable(temporary, outcome.model_dump_json().encode())
         try:

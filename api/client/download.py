@@ -10,6 +10,7 @@ import httpx
 
 from api.client.errors import ClientError, DownloadDamaged, ServerUnreachable
 from api.client.sync import Grpo
+from grpo_engine.contract.member import MEMBER_NAME
 from grpo_engine.contract.view import Checkpoint, CheckpointFile
 
 
@@ -39,9 +40,10 @@ def download(client: Grpo, checkpoint: Checkpoint, folder: Path, on_bytes: Calla
 
 
 def _fetch(client: Grpo, checkpoint: Checkpoint, file: CheckpointFile, folder: Path, on_bytes: Callable[[int], None]) -> None:
-    if Path(file.name).name != file.name:
+    if MEMBER_NAME.fullmatch(file.name) is None:
         raise DownloadDamaged(f"the server lists a file named {file.name!r}, which is no plain name")
     target, part = folder / file.name, folder / f"{file.name}.part"
+    target.parent.mkdir(exist_ok=True)
     if target.exists() and _sha256(target) == file.sha256:
         on_bytes(file.bytes)
         return

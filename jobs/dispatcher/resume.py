@@ -61,10 +61,10 @@ class ResumeChooser:
 
 
 def find_damage(directory: Path, record: CheckpointRecord) -> str | None:
-    """What is wrong with a checkpoint directory, in words; None when every file is the one the engine announced."""
+    """What is wrong with a checkpoint directory, in words; None when manifest and files are those the engine announced."""
     expected = {member["name"] for member in record.files} | {MANIFEST}
     try:
-        present = {path.name for path in directory.iterdir()}
+        present = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir() or path.is_symlink()}
         if present != expected:
             return f"it holds {sorted(present ^ expected)[0]} too many or too few"
         for member in record.files:

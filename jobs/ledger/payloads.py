@@ -9,6 +9,7 @@ from pydantic import Field
 
 from grpo_engine.contract.base import NonNegativeInt, PositiveInt, Strict
 from grpo_engine.contract.event import EngineEvent, encode_nonfinite
+from grpo_engine.contract.member import MEMBER_PATTERN
 
 MaybeNumber = float | dict[str, Any] | None
 """Absent, a number, or a spelt-out non-finite number."""
@@ -19,7 +20,7 @@ Content = TypeVar("Content", bound=Strict)
 class Member(Strict):
     """One file of a checkpoint."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")
+    name: str = Field(pattern=MEMBER_PATTERN)
     bytes: NonNegativeInt
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 

@@ -13,7 +13,12 @@ import pytest
 from tests.api.conftest import Hand, Server, create, event
 
 JOBS = "/v1/fine_tuning/jobs"
-FILES = {"config.json": b'{"model_type": "llama"}', "model.safetensors": bytes(range(256)) * 40, "tokenizer.json": b"{}"}
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "model.safetensors": bytes(range(256)) * 40,
+    "tokenizer.json": b"{}",
+    "adapter/adapter_model.safetensors": bytes(range(256)),
+}
 
 
 def publish(hand: Hand, server: Server, job_id: str, epoch: int, seq: int, step: int) -> Path:
@@ -23,6 +28,7 @@ def publish(hand: Hand, server: Server, job_id: str, epoch: int, seq: int, step:
     folder.mkdir(parents=True)
     listed = []
     for file, content in FILES.items():
+        (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_bytes(content)
         listed.append({"name": file, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
     (folder / "secret.txt").write_text("not listed")

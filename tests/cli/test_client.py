@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.client import ApiError, ClientError, Grpo, ServerUnreachable
+from api.client.commands import _table
 from api.client.display import step_line
 from api.client.download import choose, download
-from api.client.errors import DownloadDamaged
+from api.client.errors import CannotSend, DownloadDamaged, UnknownAnswer
 from api.client.sse import END, ServerEvent, parse
+from api.complaint import complain
 from grpo_engine.contract.view import Checkpoint, CheckpointFile
 from tests.cli.terminal import grpo
 from tests.conftest import free_port
@@ -52,6 +54,47 @@ def test_an_answer_that_is_no_error_object_is_quoted() -> None:
     error = ApiError.from_response(httpx.Response(502, text="<h1>Bad gateway</h1>"))
     assert (error.status, error.code) == (502, "unknown")
     assert "Bad gateway" in error.message
+
+
+def test_the_openai_base_url_is_taken_too() -> None:
+    with Grpo("http://127.0.0.1:1/v1/") as client:
+        assert client.base_url == "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "localhost", "ftp://x", "http://", "http://[", "http://a:b", ""])
+def test_an_address_that_is_none_is_named(url: str) -> None:
+    with pytest.raises(CannotSend, match=r"http://127\.0\.0\.1:8000"):
+        Grpo(url)
+
+
+def test_what_no_request_can_hold_is_said_before_anything_is_sent() -> None:
+    with pytest.raises(CannotSend, match="key"):
+        Grpo(api_key="grpo_a\nb")
+    with Grpo(f"http://127.0.0.1:{free_port()}", patience_s=0.0) as client:
+        for call in (
+            lambda: client.set_control("ftjob-1", beta=float("nan")),
+            lambda: client.create_job({"seed": float("inf")}),
+            lambda: client.create_job({}, idempotency_key="\u2603"),
+            lambda: client.job("ftjob-\0"),
+            lambda: next(client.stream_events("ftjob-\0")),
+        ):
+            with pytest.raises(CannotSend):
+                call()
+
+
+def test_another_server_at_the_address_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Grpo() as client:
+        elsewhere = httpx.MockTransport(lambda _: httpx.Response(200, text="<html>hello</html>"))
+        monkeypatch.setattr(client, "_http", httpx.Client(base_url=client.base_url, transport=elsewhere))
+        with pytest.raises(UnknownAnswer, match="GRPO_BASE_URL"):
+            client.jobs()
+
+
+def test_brackets_are_words_and_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    complain("pattern [a-z]+ in betas[1] of /tmp/[/x]")
+    assert "pattern [a-z]+ in betas[1] of /tmp/[/x]" in capsys.readouterr().err
+    _table(("name",), [("[red]x[/y]" + "z" * 300,)], [], as_json=False)
+    assert "[red]x[/y]" + "z" * 300 in capsys.readouterr().out
 
 
 def test_a_stream_is_read_event_by_event() -> None:
@@ -109,7 +152,7 @@ def listed(files: dict[str, bytes], **changes: Any) -> Checkpoint:
     return Checkpoint(**{**fields, **changes})
 
 
-FILES = {"model.safetensors": bytes(range(256)) * 40, "config.json": b"{}", "empty.txt": b""}
+FILES = {"model.safetensors": bytes(range(256)) * 40, "config.json": b"{}", "empty.txt": b"", "adapter/adapter_config.json": b"{}"}
 
 
 def test_a_download_goes_on_where_it_was_cut(tmp_path: Path) -> None:
@@ -118,7 +161,7 @@ def test_a_download_goes_on_where_it_was_cut(tmp_path: Path) -> None:
             download(shelf, listed(FILES), tmp_path)
         download(shelf, listed(FILES), tmp_path)
     assert shelf.starts[:2] == [0, 1000]
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == FILES
+    assert {path.relative_to(tmp_path).as_posix(): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == FILES
 
 
 def test_a_finished_download_is_not_fetched_again(tmp_path: Path) -> None:
@@ -136,8 +179,9 @@ def test_a_damaged_download_is_thrown_away(tmp_path: Path) -> None:
 
 
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
-    with Shelf({"../evil": b"x"}) as shelf, pytest.raises(DownloadDamaged):
-        download(shelf, listed({"../evil": b"x"}), tmp_path / "in")
+    for name in ("../evil", "adapter/../../evil", "/evil", "a/b/evil"):
+        with Shelf({name: b"x"}) as shelf, pytest.raises(DownloadDamaged):
+            download(shelf, listed({name: b"x"}), tmp_path / "in")
     assert not (tmp_path / "evil").exists()
 
 

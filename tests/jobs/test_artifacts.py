@@ -43,7 +43,9 @@ def test_checkpoint_names_of_the_wrong_shape_lead_nowhere(artifacts: Artifacts, 
         artifacts.checkpoint_dir(JOB, 1, name)
 
 
-@pytest.mark.parametrize("member", ["..", "../manifest.json", ".hidden", "a/b", "", "a\0b", "/etc/passwd"])
+@pytest.mark.parametrize(
+    "member", ["..", "../manifest.json", ".hidden", "a/b/c", "a/../b", "a/.b", "./b", "a//b", "a/", "", "a\0b", "/etc/passwd"]
+)
 def test_member_names_of_the_wrong_shape_lead_nowhere(artifacts: Artifacts, member: str) -> None:
     with pytest.raises(NotFound):
         artifacts.checkpoint_file(JOB, 1, "step-000001", member)
@@ -62,6 +64,9 @@ def test_a_planted_link_leads_nowhere(artifacts: Artifacts, tmp_path: Path) -> N
     (checkpoints / "step-000002" / "config.json").symlink_to(secret / "config.json")
     with pytest.raises(NotFound):
         artifacts.checkpoint_file(JOB, 1, "step-000002", "config.json")
+    (checkpoints / "step-000002" / "adapter").symlink_to(secret)
+    with pytest.raises(NotFound):
+        artifacts.checkpoint_file(JOB, 1, "step-000002", "adapter/config.json")
     (artifacts.jobs_dir / "ftjob-link").symlink_to(secret)
     with pytest.raises(NotFound):
         artifacts.job_dir("ftjob-link")
