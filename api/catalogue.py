@@ -17,7 +17,7 @@ from grpo_engine.contract.error import InsufficientStorage, InvalidRequest
 from grpo_engine.contract.job import JobSpec
 
 BUILTIN = "smollm2-135m-instruct"
-_BUILTIN_PARAMETERS = 134_515_008
+_BUILTIN_PARAMETERS, _BUILTIN_WIDTH = 134_515_008, 576
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 _RESUME_BYTES = 12
@@ -35,21 +35,30 @@ class BaseModel:
     num_parameters: int | None
     """null until the worker has fetched it."""
     created: int = 0
+    width: int | None = None
+    """Size of the hidden states; null when config.json does not say."""
 
 
 def find_model(name: str, model_dir: Path | None, *, allow_hub: bool = True) -> BaseModel:
     """The model of that name. Raises InvalidRequest (`param` = model) when no job could load it."""
     if name == BUILTIN:
-        return BaseModel(BUILTIN, "builtin", _BUILTIN_PARAMETERS)
+        return BaseModel(BUILTIN, "builtin", _BUILTIN_PARAMETERS, width=_BUILTIN_WIDTH)
     folder = _local_folder(name, model_dir)
     if folder is not None:
-        return BaseModel(name, "local", _check_folder(name, folder), int(folder.stat().st_mtime))
+        parameters, width = _check_folder(name, folder)
+        return BaseModel(name, "local", parameters, int(folder.stat().st_mtime), width)
     if _HUB_ID.fullmatch(name) and allow_hub:
         return BaseModel(name, "hub", None)
     ways = [f"{BUILTIN!r}", "a folder below the server's model directory (GRPO_MODEL_DIR)"]
     if allow_hub:
         ways.append("a Hub id such as 'HuggingFaceTB/SmolLM2-135M-Instruct'")
     raise InvalidRequest(f"model {name!r} is not known; use {' or '.join([', '.join(ways[:-1]), ways[-1]])}", param="model")
+
+
+def checkpoint_model(checkpoint_id: str, folder: Path) -> BaseModel:
+    """A published checkpoint as the beginning of a job. Raises InvalidRequest when no job could load it."""
+    parameters, width = _check_folder(checkpoint_id, folder)
+    return BaseModel(checkpoint_id, "checkpoint", parameters, int(folder.stat().st_mtime), width)
 
 
 def local_models(model_dir: Path | None) -> list[BaseModel]:
@@ -67,11 +76,25 @@ def local_models(model_dir: Path | None) -> list[BaseModel]:
 
 
 def disk_needed(spec: JobSpec, model: BaseModel) -> int | None:
-    """Bytes the job's checkpoints take at most: two resume states while one replaces the other, and the published weights kept."""
+    """Bytes the job's checkpoints take at most: two resume states while one replaces the other, and the published weights kept.
+
+    With an adapter a resume state holds the adapter alone, and published weights are the merged model with the adapter beside it.
+    """
     if model.num_parameters is None:
         return None
-    published = spec.method.grpo.checkpoints.keep + 1
-    return model.num_parameters * (2 * _RESUME_BYTES + published * _PUBLISHED_BYTES)
+    published, lora = spec.method.grpo.checkpoints.keep + 1, spec.method.grpo.adapter
+    trained = model.num_parameters if lora is None else _adapter_parameters(model.num_parameters, model.width, lora.rank)
+    beside = 0 if lora is None else trained
+    return 2 * trained * _RESUME_BYTES + published * (model.num_parameters + beside) * _PUBLISHED_BYTES
+
+
+def _adapter_parameters(parameters: int, width: int | None, rank: int) -> int:
+    """At most so many numbers in an adapter of this rank on all linear layers.
+
+    An n x m layer gets rank (n + m) numbers: its own size times rank (1/n + 1/m), which is 2 rank / width, and less for wide
+    layers. Without a known width: as many as the model has.
+    """
+    return parameters if width is None else -(-parameters * 2 * rank // width)
 
 
 def require_disk(spec: JobSpec, model: BaseModel, free: int, reserve: int) -> int | None:
@@ -110,5 +133,9 @@ def _check_folder(name: str, folder: Path) -> int | None:
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise InvalidRequest(f"model {name!r} has no *.safetensors file; only safetensors weights are loaded", param="model")
-    width = _WIDTHS.get(str(config.get("dtype") or config.get("torch_dtype")), 2)
-    return sum(path.stat().st_size for path in weights) // width
+    if (folder / "adapter_config.json").exists():
+        raise InvalidRequest(f"model {name!r} holds an adapter beside its weights; merge it and use the merged folder", param="model")
+    bytes_each = _WIDTHS.get(str(config.get("dtype") or config.get("torch_dtype")), 2)
+    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    widths = [text[key] for key in ("hidden_size", "n_embd", "d_model") if isinstance(text.get(key), int) and text[key] > 0]
+    return sum(path.stat().st_size for path in weights) // bytes_each, widths[0] if widths else None

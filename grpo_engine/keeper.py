@@ -146,4 +146,5 @@ class Keeper:
         return about
 
     def _first_estimate(self, kind: Kind) -> int:
-        return self._learner.policy.num_parameters * 4 * (3 if kind == "resume" else 1)
+        policy = self._learner.policy
+        return 12 * policy.num_parameters if kind == "resume" else 4 * policy.num_in_memory

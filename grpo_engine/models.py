@@ -65,6 +65,12 @@ def check_folder(folder: Path) -> None:
     if not config_path.is_file():
         raise InvalidRequest(f"the model folder {folder.name} has no config.json", param="model")
     names = [path.name for path in folder.iterdir() if path.is_file()]
+    if "adapter_config.json" in names:
+        raise InvalidRequest(
+            f"{folder.name} holds an adapter beside its weights, which would be loaded on top of them; merge it first "
+            "(peft: merge_and_unload, save_pretrained) and name the merged folder",
+            param="model",
+        )
     _refuse_files(folder.name, names)
     for path in (config_path, folder / "tokenizer_config.json"):
         if path.is_file():

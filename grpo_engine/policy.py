@@ -2,8 +2,9 @@
 
 In fp32 the module's own parameters are the masters. In mixed precision the module is stored in bf16 and the masters
 stand beside it: each gradient moves to its master in fp32 as soon as backward has made it, and `refresh()` rounds the
-masters into the module after an optimizer step. (Pure bf16 weights would lose updates of lr 1e-6.)
-Not here: adapters, sharding.
+masters into the module after an optimizer step. (Pure bf16 weights would lose updates of lr 1e-6.) With an adapter
+(adapter.py) all this holds for the adapter alone; the base is frozen, in the compute storage, without masters.
+Not here: sharding.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo_engine.adapter import ADAPTER_DIR, Adapter, inject
 from grpo_engine.contract.error import InvalidRequest
+from grpo_engine.contract.job import LoraConfig
 from grpo_engine.device import Device
 from grpo_engine.gguf_model import OnProgress
 from grpo_engine.models import check_folder, model_folder
@@ -37,7 +40,7 @@ class Policy:
     network: Network
     """The module that computes, with its attention path."""
     masters: dict[str, nn.Parameter]
-    """fp32 (or fp64) weights by the module's parameter names; tied weights appear once. Give these to the optimizer."""
+    """fp32 (or fp64) weights that are trained, by the module's parameter names; tied weights appear once. For the optimizer."""
     tokenizer: PreTrainedTokenizerBase
     eos_ids: frozenset[int]
     """Any of these ends a completion."""
@@ -46,12 +49,14 @@ class Policy:
     context_length: int
     """Most positions the model has, prompt and completion together."""
     sha256: str
-    """Of the weights as loaded; see `weights_sha256`."""
+    """Of the weights as loaded, without an adapter; see `weights_sha256`."""
     device: Device
     folder: Path
     """Where the weights came from."""
     _config: Any
     """The configuration as loaded, before dropouts were set to 0."""
+    adapter: Adapter | None = None
+    """The adapter in the module; None when all weights are trained."""
 
     @property
     def model(self) -> PreTrainedModel:
@@ -62,6 +67,11 @@ class Policy:
     def num_parameters(self) -> int:
         """Trainable numbers."""
         return sum(master.numel() for master in self.masters.values())
+
+    @property
+    def num_in_memory(self) -> int:
+        """All numbers of the module, trained or frozen."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def trainable_parameters(self) -> list[nn.Parameter]:
         """The masters, in a fixed order, for the optimizer and gradient clipping; their `.grad` is filled by backward."""
@@ -78,7 +88,8 @@ class Policy:
         if not self.device.is_mixed:
             return
         for name, parameter in self.network.module.named_parameters():
-            parameter.copy_(self.masters[name])
+            if parameter.requires_grad:
+                parameter.copy_(self.masters[name])
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -104,23 +115,33 @@ class Policy:
             self.model.activation_checkpointing_disable()
 
 
-def load_policy(name: str, device: Device, cache_dir: Path, model_dir: Path | None = None, on_progress: OnProgress | None = None) -> Policy:
-    """Load a model by name (see models.py) for training.
+def load_policy(
+    name: str,
+    device: Device,
+    cache_dir: Path,
+    model_dir: Path | None = None,
+    on_progress: OnProgress | None = None,
+    *,
+    lora: LoraConfig | None = None,
+    seed: int = 0,
+) -> Policy:
+    """Load a model by name (see models.py) for training: all of it, or with `lora` a fresh adapter drawn from `seed`.
 
     Raises InvalidRequest (param `model`) for a model that cannot be trained here, Unavailable when the Hub is away.
     """
     folder = model_folder(name, cache_dir, model_dir, on_progress or (lambda done, total, what: None))
-    return load_policy_folder(folder, device)
+    return load_policy_folder(folder, device, lora=lora, seed=seed, name=name)
 
 
-def load_policy_folder(folder: Path, device: Device) -> Policy:
-    """Load a model from a folder of safetensors, for example a published checkpoint."""
+def load_policy_folder(folder: Path, device: Device, *, lora: LoraConfig | None = None, seed: int = 0, name: str | None = None) -> Policy:
+    """Load a model from a folder of safetensors, for example a published checkpoint. `name` is what the adapter calls its base."""
     check_folder(folder)
     module = load_module(folder)
     tokenizer = load_tokenizer(folder)
     _check_vocabulary(module, tokenizer)
     config = deepcopy(module.config)
     sha256 = weights_sha256(dict(module.named_parameters()))
+    adapter = None if lora is None else inject(module, lora, seed=seed, base_name=name or folder.name)
     module.to(device.device)
     masters = split_masters(module, device)
     policy = Policy(
@@ -134,6 +155,7 @@ def load_policy_folder(folder: Path, device: Device) -> Policy:
         device=device,
         folder=folder,
         _config=config,
+        adapter=adapter,
     )
     if device.is_mixed:
         _move_gradients(module, masters)
@@ -165,12 +187,14 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def split_masters(module: PreTrainedModel, device: Device) -> dict[str, nn.Parameter]:
-    """The master weights by name. In mixed precision the module's parameters become bf16; its buffers stay as they are."""
+    """The master weights of all that is trained, by name. In mixed precision the module's parameters become bf16; its buffers
+    stay as they are."""
     if not device.is_mixed:
-        return dict(module.named_parameters())
+        return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     masters = {}
     for name, parameter in module.named_parameters():
-        masters[name] = nn.Parameter(parameter.detach())
+        if parameter.requires_grad:
+            masters[name] = nn.Parameter(parameter.detach())
         parameter.data = parameter.detach().to(device.compute_dtype)
     return masters
 
@@ -191,7 +215,8 @@ def _move_gradients(module: PreTrainedModel, masters: dict[str, nn.Parameter]) -
         return move
 
     for name, parameter in module.named_parameters():
-        parameter.register_post_accumulate_grad_hook(mover(masters[name]))
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(mover(masters[name]))
 
 
 def weights_sha256(weights: Mapping[str, Tensor]) -> str:
@@ -244,17 +269,29 @@ def _check_vocabulary(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 def save_published(policy: Policy, folder: Path) -> None:
     """Write weights (fp32), configuration, tokenizer and generation settings into an existing or new folder.
 
-    `AutoModelForCausalLM.from_pretrained(folder)` loads the result as it is. Atomicity is the caller's (checkpoint.py).
+    `AutoModelForCausalLM.from_pretrained(folder)` loads the result as it is. With an adapter the weights are the base's, read
+    anew in fp32, with the adapter merged, and `adapter/` beside them holds the adapter alone, as peft loads it over the base.
+    Raises OSError when the disk refuses or the base is gone. Atomicity is the caller's (checkpoint.py).
     """
-    module = policy.model
+    module = policy.model if policy.adapter is None else _merged(policy, policy.adapter)
+    masters = policy.masters if policy.adapter is None else {}
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    state = {
-        name: policy.masters[names[id(value)]].detach() if id(value) in names else value
-        for name, value in module.state_dict(keep_vars=True).items()
-    }
+    state = {name: masters.get(names.get(id(value), ""), value).detach() for name, value in module.state_dict(keep_vars=True).items()}
     module.save_pretrained(folder, state_dict=state)
     config = deepcopy(policy._config)
     config.dtype = next(iter(policy.masters.values())).dtype
     config.architectures = [type(module).__name__]
     config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
+    if policy.adapter is not None:
+        policy.adapter.save(folder / ADAPTER_DIR, policy.masters)
+
+
+def _merged(policy: Policy, adapter: Adapter) -> PreTrainedModel:
+    """The bare model in fp32 with the adapter in its weights."""
+    try:
+        base = load_module(policy.folder)
+    except InvalidRequest as error:
+        raise OSError(f"the base model, which the adapter is merged with, cannot be read again: {error}") from error
+    adapter.merge_into(base, policy.model, policy.masters)
+    return base

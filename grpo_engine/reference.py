@@ -1,7 +1,10 @@
-"""The frozen distribution KL is measured against: a copy in the policy's compute storage, run by the same code.
+"""The frozen distribution KL is measured against: the policy's module without its adapter, or a copy of its weights.
+
+A job that trains an adapter begins with a fresh one, so its bare base is the reference and is in memory already. A job that
+trains all weights holds a copy in the policy's compute storage, run by the same code.
 
 Same storage and same kernels make the KL of step 1 exactly 0. The copy is made from fp32 weights by the same rounding
-that makes the policy's bf16 module. Not here: adapters switched off as a reference.
+that makes the policy's bf16 module.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from grpo_engine.adapter import BaseNetwork
 from grpo_engine.models import check_folder
 from grpo_engine.network import Network, disable_dropout
 from grpo_engine.policy import Policy, load_module, weights_sha256
@@ -37,7 +41,8 @@ class Reference:
     def sync(self, policy: Policy, alpha: float) -> None:
         """reference = alpha * policy + (1 - alpha) * reference, computed in fp32 from the policy's masters.
 
-        With bf16 storage the result is rounded once; alpha = 1 gives exactly the policy's module.
+        With bf16 storage the result is rounded once; alpha = 1 gives exactly the policy's module. Not for a policy with an
+        adapter, whose reference has no weights of its own (contract/job.py refuses the setting).
         """
         for name, parameter in self.model.named_parameters():
             master = policy.masters[name]
@@ -61,11 +66,17 @@ class Reference:
 
 
 def load_reference(policy: Policy, folder: Path | None = None) -> Reference:
-    """Freeze a copy of the policy's present weights, or load the reference from a folder of safetensors.
+    """Freeze a copy of the policy's present weights, or load the reference from a folder of safetensors; with an adapter: the
+    policy's own module with the adapter switched off.
 
     Call it before restoring a resume state into the policy, so that the reference is the root of the lineage.
-    Raises ValueError when the folder's weights have other names or shapes than the policy's.
+    Raises ValueError when the folder's weights have other names or shapes than the policy's, or beside an adapter.
     """
+    if policy.adapter is not None:
+        if folder is not None:
+            raise ValueError("a job that trains an adapter is measured against its own base model, never against another folder")
+        network = policy.network
+        return Reference(BaseNetwork(network.module, network.is_branched, network.why_not_branched), policy.sha256)
     if folder is None:
         module = deepcopy(policy.model)
         weights = policy.weights()

@@ -45,6 +45,8 @@ def _grpo(**changes: Any) -> dict[str, Any]:
     return spec("file-x", **changes)
 
 
+_SYNC = "method.grpo.reference.sync_every"
+
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("an unknown key", _grpo(kl={"bta": 0.2}), "method.grpo.kl.bta"),
     ("a misspelt learning rate", _grpo(optimizer={"learning_rat": 1e-5}), "method.grpo.optimizer.learning_rat"),
@@ -58,7 +60,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("a model outside the folder", {**_grpo(), "model": "/etc"}, "model"),
     ("a model above the folder", {**_grpo(), "model": "../models/tiny/.."}, "model"),
     ("a missing file", _grpo(), "training_file"),
-    ("an adapter", _grpo(adapter={"type": "lora"}), "method.grpo.adapter"),
+    ("a reference that moves beside an adapter", _grpo(adapter={"type": "lora"}, reference={"sync_every": 2}), _SYNC),
 ]
 
 

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from grpo_engine.batch import Prompt
-from grpo_engine.contract.error import NotImplementedYet
-from grpo_engine.contract.intake import resolve_spec
 from grpo_engine.dataset import Dataset
+from grpo_engine.policy import load_module, weights_sha256
 from tests.cases.registry import Bench, Case, runs
+from tests.engine.model_fixtures import with_adapter
 from tests.engine.runs import events, make_job, make_spec, outcome, series, text_of, train
 
 ALWAYS0 = {"type": "string_check", "reference": "never said by anyone"}
@@ -96,8 +97,28 @@ def nothing_but_cut_completions(case: Case, bench: Bench) -> None:
 
 
 @runs("E07")
-def adapters_are_refused_rather_than_merged_wrongly(case: Case, bench: Bench) -> None:
-    """Adapters are not offered in this version: a job that asks for one is refused by name, so no merged model can be wrong."""
-    with pytest.raises(NotImplementedYet) as caught:
-        resolve_spec({**make_spec(bench.tmp_path, adapter={"type": "lora"}), "training_file": "file-1"})
-    assert caught.value.param == "method.grpo.adapter"
+def merged_weights_answer_like_base_and_adapter(case: Case, bench: Bench) -> None:
+    """A published checkpoint of an adapter job is the merged model; `adapter/` in it is the adapter alone, for peft over the base."""
+    asked = case["input"]["job"]
+    base_folder = bench.tmp_path / "model"
+    run_dir = run(
+        bench,
+        kind="TINY",
+        grader=REGEX_A,
+        adapter={"type": "lora", "rank": asked["lora"]["r"]},
+        limits={"num_steps": asked["steps"]},
+        optimizer={"learning_rate": asked["learning_rate"], "warmup_steps": 0},
+    )
+    folder = run_dir / "checkpoints" / "step-000010"
+    base, merged = (AutoModelForCausalLM.from_pretrained(path) for path in (base_folder, folder))
+    loaded_before = weights_sha256(dict(base.named_parameters()))
+    assert events(run_dir, "model.loaded")[0].data["policy_sha256"] == loaded_before, "the base folder is as it was"
+    ids = torch.randint(0, 256, (4, 24), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        bare, answer = base(ids).logits, merged(ids).logits
+        both = with_adapter(base, folder / "adapter")
+        assert (answer - both(ids).logits).abs().max() <= 1e-4
+        assert (answer - bare).abs().max() > 1e-4
+        greedy = {"max_new_tokens": 16, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+        assert torch.equal(merged.generate(ids, **greedy), both.generate(input_ids=ids, **greedy))
+    assert weights_sha256(dict(load_module(base_folder).named_parameters())) == loaded_before

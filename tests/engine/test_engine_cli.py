@@ -67,8 +67,8 @@ def broken(job: Path, case: str) -> dict[str, Any]:
         spec["method"]["grpo"]["sampling"]["max_completion_tokens"] = 256
     elif case == "other_reference":
         spec["method"]["grpo"]["reference"] = {"source": "checkpoint:abc"}
-    elif case == "not_offered":
-        spec["method"]["grpo"]["adapter"] = {"type": "lora"}
+    elif case == "no_such_layer":
+        spec["method"]["grpo"]["adapter"] = {"type": "lora", "target_modules": ["q_proj", "query"]}
     return {"spec": spec, **extra}
 
 
@@ -82,8 +82,8 @@ def broken(job: Path, case: str) -> dict[str, Any]:
         ("no_model", "model", "no model folder"),
         ("unknown_key", "method.grpo.betta", "did you mean 'beta'"),
         ("no_room", "method.grpo.sampling.max_completion_tokens", "lower it"),
-        ("not_offered", "method.grpo.adapter", "not implemented"),
-        ("other_reference", "method.grpo.reference.source", "set it to initial"),
+        ("no_such_layer", "method.grpo.adapter.target_modules", "no layer called 'query'; its linear layers are down_proj, gate_proj"),
+        ("other_reference", "method.grpo.reference.source", "reference_from"),
     ],
 )
 def test_what_a_person_can_mend_is_a_config_error(job: Path, case: str, param: str, words: str) -> None:

@@ -7,28 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_engine.logprob import rollout_stats, split_rows, token_stats
-from grpo_engine.policy import Policy, save_published, weights_sha256
-from grpo_engine.reference import Reference, load_reference
-from tests.engine.model_fixtures import ragged_rows, tiny_policy
+from grpo_engine.policy import save_published, weights_sha256
+from grpo_engine.reference import load_reference
+from tests.engine.model_fixtures import largest_kl, tiny_policy
 
 KINDS = ("TINY", "TINY_TIED", "TINY_QWEN2", "TINY_GPT2")
-
-
-def _largest_kl(policy: Policy, reference: Reference) -> tuple[float, float]:
-    """Largest |log-ratio| and largest exact KL of a rollout, measured as in a step: the policy with gradients."""
-    rows = ragged_rows()
-    batches = split_rows(rows, 30, policy.network.is_branched)
-    frozen, states = rollout_stats(reference.network, batches, temperature=0.9, pad_id=policy.pad_id, keep_states=True)
-    ratio = exact = 0.0
-    for batch, state in zip(batches, states, strict=True):
-        stats = token_stats(policy.network, batch, temperature=0.9, pad_id=policy.pad_id, width=12, reference=state)
-        assert stats.logprob_BT.requires_grad
-        assert stats.exact_policy_ref_BT is not None
-        assert stats.exact_ref_policy_BT is not None
-        ratio = max(ratio, float((stats.logprob_BT.detach() - frozen.logprob_BT[batch.index]).abs().max()))
-        exact = max(exact, *(float(value.detach().abs().max()) for value in (stats.exact_policy_ref_BT, stats.exact_ref_policy_BT)))
-    return ratio, exact
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -36,10 +19,10 @@ def _largest_kl(policy: Policy, reference: Reference) -> tuple[float, float]:
 def test_step_one_kl_is_exactly_zero(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
     policy = tiny_policy(tmp_path, kind, dtype)
     reference = load_reference(policy)
-    assert _largest_kl(policy, reference) == (0.0, 0.0)
+    assert largest_kl(policy, reference) == (0.0, 0.0)
     assert reference.sha256 == policy.sha256
     policy.network.is_branched = reference.network.is_branched = False
-    assert _largest_kl(policy, reference) == (0.0, 0.0)
+    assert largest_kl(policy, reference) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -48,7 +31,7 @@ def test_one_changed_reference_weight_shows(tmp_path: Path, dtype: torch.dtype) 
     reference = load_reference(policy)
     with torch.no_grad():
         reference.model.lm_head.weight[5, 0] += 1.0
-    ratio, exact = _largest_kl(policy, reference)
+    ratio, exact = largest_kl(policy, reference)
     assert ratio > 0
     assert exact > 0
 
@@ -63,7 +46,7 @@ def test_the_reference_stays_when_the_policy_moves_and_has_no_gradients(tmp_path
     assert weights_sha256(reference.weights()) == before
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
     assert reference.model.lm_head.weight is reference.model.model.embed_tokens.weight
-    assert _largest_kl(policy, reference)[0] > 0
+    assert largest_kl(policy, reference)[0] > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -81,7 +64,7 @@ def test_a_sync_mixes_and_a_full_sync_copies(tmp_path: Path, dtype: torch.dtype)
     )
     assert reference.sha256 != policy.sha256
     reference.sync(policy, 1.0)
-    assert _largest_kl(policy, reference) == (0.0, 0.0)
+    assert largest_kl(policy, reference) == (0.0, 0.0)
 
 
 def test_a_synced_reference_is_restored(tmp_path: Path) -> None:
@@ -103,7 +86,7 @@ def test_a_reference_from_a_published_folder_is_the_same_as_the_copy(tmp_path: P
     save_published(policy, tmp_path / "out")
     reference = load_reference(policy, tmp_path / "out")
     assert reference.sha256 == policy.sha256
-    assert _largest_kl(policy, reference) == (0.0, 0.0)
+    assert largest_kl(policy, reference) == (0.0, 0.0)
 
 
 def test_a_reference_of_another_architecture_is_refused(tmp_path: Path) -> None:

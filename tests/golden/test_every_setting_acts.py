@@ -10,6 +10,7 @@ import pytest
 import torch
 from pydantic import BaseModel
 
+from grpo_engine.adapter import inject
 from grpo_engine.advantage import group_advantages
 from grpo_engine.beta import BetaRule
 from grpo_engine.contract.aggregation import kl_aggregation, loss_aggregation
@@ -26,10 +27,11 @@ from grpo_engine.contract.beta import (
 )
 from grpo_engine.contract.diagnostics import DETECTOR_NAMES, DiagnosticsConfig
 from grpo_engine.contract.intake import validate
-from grpo_engine.contract.job import LossConfig
+from grpo_engine.contract.job import LoraConfig, LossConfig
 from grpo_engine.contract.kl import KlConfig
 from grpo_engine.kl import ExactKl, exact_kl, kl_loss_tokens, kl_penalty
 from grpo_engine.loss import Normaliser, aggregate, policy_loss_tokens
+from tests.tiny import make_module
 
 GENERATOR = torch.Generator().manual_seed(11)
 LOGITS_BTV, REF_LOGITS_BTV = (3 * torch.randn(4, 5, 7, generator=GENERATOR, dtype=torch.float64) for _ in range(2))
@@ -216,6 +218,28 @@ def target_of(cfg: DeadbandBeta) -> float:
     return rule.target
 
 
+def lora_numbers(cfg: LoraConfig) -> list[float]:
+    """Logits of a tiny model whose adapter is no longer at its start."""
+    module = make_module("TINY", 20)
+    inject(module, cfg, seed=3, base_name="tiny")
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if ".lora_B." in name:
+                parameter.fill_(0.01)
+        return [float(value) for value in module(torch.arange(6)[None]).logits.flatten()]
+
+
+LORA_CHANGES: list[dict[str, Any]] = [{"rank": 8}, {"alpha": 16.0}, {"target_modules": ["q_proj", "v_proj"]}]
+
+
+@pytest.mark.parametrize("change", LORA_CHANGES)
+def test_issue_slime_397_every_adapter_setting_acts(change: dict[str, Any]) -> None:
+    base = LoraConfig(type="lora")
+    changed = validate(LoraConfig, {**base.model_dump(), **change})
+    assert lora_numbers(changed) != pytest.approx(lora_numbers(base), abs=1e-4)
+    assert lora_numbers(base) == lora_numbers(LoraConfig(type="lora")), "the same seed gives the same adapter"
+
+
 def walked(changes: Iterator[dict[str, Any]]) -> set[str]:
     return {name for change in changes for name in change}
 
@@ -223,6 +247,7 @@ def walked(changes: Iterator[dict[str, Any]]) -> set[str]:
 def test_the_walk_leaves_no_setting_out() -> None:
     assert walked(change for _, change in KL_CHANGES) | set(KL_ELSEWHERE) == set(KlConfig.model_fields)
     assert walked(iter(LOSS_CHANGES)) | set(LOSS_ELSEWHERE) == set(LossConfig.model_fields)
+    assert walked(iter(LORA_CHANGES)) | {"type"} == set(LoraConfig.model_fields)
     for model in (FixedBeta, ScheduleBeta, DeadbandBeta, PpoBeta, ZieglerBeta):
         assert walked(change for each, _, change in BETA_CHANGES if each is model) == set(model.model_fields) - {"rule"}
     for model, kinds in ((ConstantSchedule, ["constant"]), (RampSchedule, ["linear", "cosine"]), (PiecewiseSchedule, ["piecewise"])):

@@ -18,8 +18,6 @@ PENDING = {
     "claim_37": "numbers without a source: never repeated as fact",
     "claim_39": "a wrong title in a reading list",
     "issue_miles_3222": "a remark about the field, not about a behaviour",
-    "issue_trl_3108": "adapters are refused as a whole in this version, so a sync cannot be void under one",
-    "issue_trl_3194": "adapters are refused as a whole in this version",
     "issue_unsloth_2688": "needs a model: the reference is loaded by the engine's own tests",
 }
 
