@@ -42,8 +42,15 @@ class Settings:
     remote_grader_hosts: tuple[str, ...] = ()
     """Hosts a remote grader may be called on; empty = remote graders are refused."""
 
-    queues: tuple[str, ...] = ("grpo-cpu",)
-    """Celery queues this worker serves."""
+    webhook_allow_private: bool = False
+    """Whether webhooks may be sent over http and to addresses that are not public. Off: https and public addresses only."""
+    webhook_retry_s: float = 5.0
+    """Pause after the first failed try of a delivery; five times longer each time, at most 6 h."""
+    webhook_max_tries: int = 8
+    """Tries of a delivery before it is given up."""
+
+    queues: tuple[str, ...] = ("auto",)
+    """Celery queues this worker serves; `auto` = grpo-cpu, and grpo-gpu where an NVIDIA GPU is there."""
     worker_id: str = ""
     """Name of this worker in heartbeats and claims; empty = host name and process id."""
     slots: int = 1
@@ -60,6 +67,8 @@ class Settings:
     """A lease not renewed for this long is gone."""
     lost_after_s: float = 300.0
     """A running job whose lease has been gone this long is given to another worker."""
+    stalled_after_s: float = 600.0
+    """A running job whose engine has said nothing for this long is called stalled; nothing else happens to it."""
     republish_after_s: float = 60.0
     """A dispatched job nobody claimed, and whose message is in no queue, is published again after this time."""
     cancel_grace_s: float = 8.0

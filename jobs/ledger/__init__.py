@@ -12,10 +12,12 @@ from jobs.ledger.book import Budgets, IllegalTransition
 from jobs.ledger.control import ControlBook, Request
 from jobs.ledger.creation import CreationBook
 from jobs.ledger.credentials import SCOPES, CredentialBook
+from jobs.ledger.deliveries import DeliveryBook, DeliveryRecord
 from jobs.ledger.files import FileBook
 from jobs.ledger.history import HistoryBook
 from jobs.ledger.ingest import IngestBook, Ingested
 from jobs.ledger.listing import ListingBook
+from jobs.ledger.promotions import PromotionBook, PromotionRecord
 from jobs.ledger.records import (
     ApiKeyRecord,
     CheckpointRecord,
@@ -33,6 +35,7 @@ from jobs.ledger.records import (
     canonical_json,
     new_id,
 )
+from jobs.ledger.webhooks import EndpointRecord, WebhookBook
 from jobs.settings import Settings
 
 __all__ = [
@@ -41,6 +44,8 @@ __all__ = [
     "Budgets",
     "CheckpointRecord",
     "CommandRecord",
+    "DeliveryRecord",
+    "EndpointRecord",
     "EventRecord",
     "FileRecord",
     "IdempotencyKey",
@@ -53,6 +58,7 @@ __all__ = [
     "Lost",
     "Order",
     "Page",
+    "PromotionRecord",
     "Request",
     "StepRecord",
     "Void",
@@ -63,7 +69,10 @@ __all__ = [
 ]
 
 
-class Ledger(CreationBook, ListingBook, ControlBook, AttemptBook, IngestBook, HistoryBook, FileBook, CredentialBook):
+class Ledger(
+    CreationBook, ListingBook, ControlBook, AttemptBook, IngestBook, HistoryBook, FileBook, PromotionBook, CredentialBook,
+    WebhookBook, DeliveryBook,
+):  # fmt: skip
     """Thread-safe; every method is one transaction."""
 
     def close(self) -> None:
