@@ -133,6 +133,12 @@ def _targets(module: PreTrainedModel, wanted: list[str] | str) -> list[str]:
     return sorted(set(wanted))
 
 
+def bare_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights by their names in the model without an adapter."""
+    found = module.named_parameters()
+    return {name.replace(".base_layer.", "."): tuple(weight.shape) for name, weight in found if ".lora_" not in name}
+
+
 @contextmanager
 def switched_off(module: nn.Module) -> Iterator[None]:
     """Within: the module computes with its frozen weights alone."""

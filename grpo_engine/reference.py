@@ -1,7 +1,7 @@
 """The frozen distribution KL is measured against: the policy's module without its adapter, or a copy of its weights.
 
 A job that trains an adapter begins with a fresh one, so its bare base is the reference and is in memory already. A job that
-trains all weights holds a copy in the policy's compute storage, run by the same code.
+trains all weights, or names a checkpoint, holds a copy in the policy's compute storage, run by the same code.
 
 Same storage and same kernels make the KL of step 1 exactly 0. The copy is made from fp32 weights by the same rounding
 that makes the policy's bf16 module.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grpo_engine.adapter import BaseNetwork
+from grpo_engine.adapter import BaseNetwork, bare_shapes
 from grpo_engine.models import check_folder
 from grpo_engine.network import Network, disable_dropout
 from grpo_engine.policy import Policy, load_module, weights_sha256
@@ -66,15 +66,13 @@ class Reference:
 
 
 def load_reference(policy: Policy, folder: Path | None = None) -> Reference:
-    """Freeze a copy of the policy's present weights, or load the reference from a folder of safetensors; with an adapter: the
-    policy's own module with the adapter switched off.
+    """Freeze a copy of the policy's present weights, or load the reference from a folder of safetensors. With an adapter and no
+    folder: the policy's own module with the adapter switched off.
 
     Call it before restoring a resume state into the policy, so that the reference is the root of the lineage.
-    Raises ValueError when the folder's weights have other names or shapes than the policy's, or beside an adapter.
+    Raises ValueError when the folder's weights have other names or shapes than the policy's.
     """
-    if policy.adapter is not None:
-        if folder is not None:
-            raise ValueError("a job that trains an adapter is measured against its own base model, never against another folder")
+    if policy.adapter is not None and folder is None:
         network = policy.network
         return Reference(BaseNetwork(network.module, network.is_branched, network.why_not_branched), policy.sha256)
     if folder is None:
@@ -84,7 +82,7 @@ def load_reference(policy: Policy, folder: Path | None = None) -> Reference:
         check_folder(folder)
         module = load_module(folder)
         weights = dict(module.named_parameters())
-        if {name: tuple(w.shape) for name, w in weights.items()} != {name: tuple(w.shape) for name, w in policy.masters.items()}:
+        if bare_shapes(module) != bare_shapes(policy.model):
             raise ValueError(f"the reference in {folder.name} is another architecture than the policy")
     sha256 = weights_sha256(weights)
     for parameter in module.parameters():

@@ -128,6 +128,20 @@ def test_values_and_gradients_are_those_of_the_formula(tmp_path: Path, kind: str
         torch.testing.assert_close(master.grad, masters[name].grad, rtol=1e-9, atol=1e-9, msg=name)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_another_checkpoint_may_be_the_reference(tmp_path: Path, dtype: torch.dtype) -> None:
+    policy = tiny_policy(tmp_path / "base", dtype=dtype, lora=LORA)
+    same = load_reference(policy, policy.folder)
+    assert same.model is not policy.model
+    assert same.sha256 == policy.sha256
+    assert largest_kl(policy, same) == (0.0, 0.0)
+    tiny_policy(tmp_path / "other", seed=1)
+    assert largest_kl(policy, load_reference(policy, tmp_path / "other"))[0] > 0.1
+    tiny_policy(tmp_path / "wider", intermediate_size=64)
+    with pytest.raises(ValueError, match="another architecture"):
+        load_reference(policy, tmp_path / "wider")
+
+
 def test_activation_checkpointing_changes_no_gradient(tmp_path: Path) -> None:
     policy = away(tiny_policy(tmp_path, lora=LORA))
     _, plain = gradients(policy, policy.network)
