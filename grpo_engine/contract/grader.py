@@ -136,6 +136,12 @@ class Format(_Part):
     input: Template = OUTPUT
     tags: Annotated[list[TagName], Field(min_length=1, max_length=8)] = ["think", "answer"]
 
+    @model_validator(mode="after")
+    def _each_once(self) -> Format:
+        if len(set(self.tags)) != len(self.tags):
+            raise ValueError("tags names one tag twice, and each may stand once only; remove the repetition")
+        return self
+
 
 class Repetition(_Part):
     """`max_penalty` times the share of repeated word n-grams: 0.0 without repetition (open-r1's repetition penalty)."""

@@ -30,6 +30,7 @@ from grpo_engine.grader import plugin as plugins
 from grpo_engine.grader import shape, text
 from grpo_engine.grader.formula import parse_formula
 from grpo_engine.grader.sample import MAX_SCORE, GraderFault, MissingField, OutputNotJson, Score, View
+from grpo_engine.grader.schema import compile_schema
 from grpo_engine.grader.template import Template, parse_template
 
 Grade = Callable[[View], tuple[float, dict[str, Any]]]
@@ -177,7 +178,7 @@ def _compile_leaf(cfg: Leaf, at: str, load: LoadPlugin) -> Grade:
         pattern = _checked(f"{at}.pattern", text.compile_pattern, cfg)
         return lambda view: (text.regex(cfg, pattern, render(view)), {})
     if isinstance(cfg, JsonSchema):
-        first_fault = _checked(f"{at}.json_schema", shape.compile_schema, cfg)
+        first_fault = _checked(f"{at}.json_schema", compile_schema, cfg.json_schema)
         return lambda view: shape.json_check(cfg, first_fault, render(view))
     if isinstance(cfg, Length):
         return lambda view: shape.length(cfg, render(view), view)

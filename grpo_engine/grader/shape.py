@@ -6,14 +6,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import jsonschema
-from jsonschema.exceptions import SchemaError
-from referencing import Registry
-
 from grpo_engine.contract.grader import Format, JsonSchema, Length, Repetition
 from grpo_engine.grader.sample import View, strict_json
 
-_FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(.*)\n[ \t]*```\s*", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"\s*```(?:json)?[ \t]*\r?\n(.*)\r?\n[ \t]*```\s*", re.DOTALL | re.IGNORECASE)
 
 
 def length(cfg: Length, text: str, view: View) -> tuple[float, dict[str, Any]]:
@@ -58,41 +54,6 @@ def repetition(cfg: Repetition, text: str) -> tuple[float, dict[str, Any]]:
     unique = len({tuple(words[start : start + cfg.ngram]) for start in range(total)})
     share = 1.0 - unique / total
     return cfg.max_penalty * share, {"repeated_share": share}
-
-
-def compile_schema(cfg: JsonSchema) -> Callable[[Any], str | None]:
-    """A function from a value to its first fault, or None. Raises ValueError for a schema that is none or that points outside itself."""
-    schema = cfg.json_schema
-    if schema is None:
-        return lambda value: None
-    _refuse_outside_references(schema, 0)
-    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    try:
-        kind.check_schema(schema)
-    except SchemaError as error:
-        raise ValueError(f"json_schema is not a JSON Schema: {error.message}") from None
-    validator = kind(schema, registry=Registry())
-
-    def first_fault(value: Any) -> str | None:
-        fault = next(iter(validator.iter_errors(value)), None)
-        return None if fault is None else f"{fault.json_path}: {fault.message[:200]}"
-
-    return first_fault
-
-
-def _refuse_outside_references(value: Any, depth: int) -> None:
-    if depth > 64:
-        raise ValueError("json_schema is nested too deeply; flatten it")
-    if isinstance(value, dict):
-        for key in ("$ref", "$dynamicRef"):
-            target = value.get(key)
-            if isinstance(target, str) and not target.startswith("#"):
-                raise ValueError(f"json_schema refers to {target!r}; only references inside the schema ('#/...') are followed")
-        for inner in value.values():
-            _refuse_outside_references(inner, depth + 1)
-    elif isinstance(value, list):
-        for inner in value:
-            _refuse_outside_references(inner, depth + 1)
 
 
 def json_check(cfg: JsonSchema, first_fault: Callable[[Any], str | None], text: str) -> tuple[float, dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 from grpo_engine.grader.sample import MissingField, OutputNotJson, View
 
 _PLACEHOLDER = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
-_STEP = re.compile(r"""\.(?P<key>[A-Za-z0-9_-]+)|\[(?P<index>-?\d+)\]|\[(?P<quote>["'])(?P<quoted>[^"'\]]+)(?P=quote)\]""")
+_STEP = re.compile(r"""\.(?P<key>[\w-]+)|\[(?P<index>-?\d+)\]|\[(?P<quote>["'])(?P<quoted>[^"'\]]+)(?P=quote)\]""")
 _MISSING = object()
 
 

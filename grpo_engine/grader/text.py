@@ -32,24 +32,35 @@ def string_check(cfg: StringCheck, text: str, reference: str) -> float:
 
 def compile_pattern(cfg: Regex) -> Any:
     """The RE2 program. Raises ValueError with a sentence for a pattern RE2 does not take."""
+    flags = "".join({"IGNORECASE": "i", "MULTILINE": "m", "DOTALL": "s"}[flag] for flag in sorted(set(cfg.flags)))
+    return compile_re2(f"(?{flags}){cfg.pattern}" if flags else cfg.pattern)
+
+
+def compile_re2(pattern: str) -> Any:
+    """A pattern that searches in linear time. Raises ValueError with a sentence for one RE2 does not take."""
     options = re2.Options()
     options.max_mem = RE2_MAX_MEM
     options.log_errors = False
-    flags = "".join({"IGNORECASE": "i", "MULTILINE": "m", "DOTALL": "s"}[flag] for flag in sorted(set(cfg.flags)))
     try:
-        return re2.compile(f"(?{flags}){cfg.pattern}" if flags else cfg.pattern, options)
+        return re2.compile(pattern, options)
     except re2.error as error:
         reason = error.args[0].decode() if error.args and isinstance(error.args[0], bytes) else str(error)
         hint = ""
-        if "(?" in cfg.pattern and ("perl operator" in reason or "(?" in reason):
+        if "(?" in pattern and ("perl operator" in reason or "(?" in reason):
             hint = "; RE2 has no lookaround: for tags in order use the grader type 'format'"
         raise ValueError(f"the pattern is not one that RE2 takes: {reason}{hint}") from None
 
 
+def is_found(pattern: Any, text: str) -> bool:
+    """Whether the pattern is found anywhere. Halves of surrogate pairs, which are no text, are read as `?`."""
+    return pattern.search(text.encode("utf-8", "replace").decode("utf-8")) is not None
+
+
 def regex(cfg: Regex, pattern: Any, text: str) -> float:
     """1.0 when the pattern is found, in time linear in the text."""
-    found = pattern.fullmatch(text) if cfg.match == "full" else pattern.search(text)
-    return float(found is not None)
+    if cfg.match == "full":
+        return float(pattern.fullmatch(text.encode("utf-8", "replace").decode("utf-8")) is not None)
+    return float(is_found(pattern, text))
 
 
 def text_similarity(cfg: TextSimilarity, text: str, reference: str) -> float:

@@ -17,13 +17,22 @@ from grpo_engine.rows.source import file_kind, read_records
 __all__ = ["BadData", "Row", "RowProblem", "RowReport", "file_kind", "read_rows", "scan_file"]
 
 
-def read_rows(path: Path, data: DataConfig, *, filename: str | None = None, limit: int | None = None) -> RowReport:
-    """Read a training file.
+def read_rows(
+    path: Path, data: DataConfig, *, filename: str | None = None, limit: int | None = None, param: str = TRAINING_FILE
+) -> RowReport:
+    """Read a training file, or another one whose field is `param`.
 
     `filename` is the name the file had when it was uploaded, where `path` does not end in it. `limit` reads only that many records.
     Raises BadData (422) naming line, field and remedy: for a file that is no row file at all, for bad rows unless `data.bad_rows` is
     `skip`, and when no row is left.
     """
+    try:
+        return _read_rows(path, data, filename, limit)
+    except BadData as error:
+        raise BadData(error.message, param=param if error.param == TRAINING_FILE else error.param) from error
+
+
+def _read_rows(path: Path, data: DataConfig, filename: str | None, limit: int | None) -> RowReport:
     report = RowReport()
     seen: dict[bytes, int] = {}
     for record in itertools.islice(read_records(path, filename), limit):

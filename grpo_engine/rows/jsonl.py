@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,6 +13,8 @@ from grpo_engine.rows.report import TRAINING_FILE, BadData, RowProblem
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
+_LONE_CR = re.compile(rb"\r(?!\n|\Z)")
+"""A line end of its own; JSON strings cannot hold it."""
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]] | RowProblem]:
@@ -21,7 +25,9 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]] | RowProblem]:
     is_first = True
     with path.open("rb") as stream:
         for number, raw in enumerate(_lines(stream), start=1):
-            line = raw.removeprefix(_BOM) if number == 1 else raw
+            line = raw
+            while line.startswith(_BOM):  # files joined with `cat` have one in the middle
+                line = line.removeprefix(_BOM)
             if not line.strip():
                 continue
             record = decode_line(number, line)
@@ -36,13 +42,13 @@ def _lines(stream: Any) -> Iterator[bytes]:
     while line := stream.readline(MAX_LINE_BYTES + 1):
         if len(line) > MAX_LINE_BYTES:
             raise BadData(f"a line is longer than {MAX_LINE_BYTES // 2**20} MiB; one JSON object per line is expected", param=TRAINING_FILE)
-        yield line
+        yield from _LONE_CR.split(line)
 
 
 def decode_line(number: int, line: bytes) -> tuple[int, dict[str, Any]] | RowProblem:
     """One line as (number, object), or what is wrong with it."""
     try:
-        value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_no_duplicates)
+        value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_no_duplicates)
     except UnicodeDecodeError as error:
         return RowProblem(number, None, f"byte {error.start + 1} is not UTF-8; save the file as UTF-8")
     except RecursionError:
@@ -60,6 +66,13 @@ def decode_line(number: int, line: bytes) -> tuple[int, dict[str, Any]] | RowPro
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text} is too large")
+    return number
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ sets, verl's data preparation (`prompt`, `reward_model.ground_truth`). Tools and
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,6 +51,11 @@ def at_path(record: Mapping[str, Any], path: str) -> Any:
     return here
 
 
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing: blanks and invisible signs (zero-width spaces, a stray byte order mark)."""
+    return all(character.isspace() or unicodedata.category(character) == "Cf" for character in text)
+
+
 def _detect(record: dict[str, Any], data: DataConfig) -> str:
     if data.prompt_field is not None:
         return "prompt"
@@ -81,7 +87,7 @@ def _prompt(record: dict[str, Any], kind: str, data: DataConfig) -> tuple[list[d
         raise BadRow(field, f"{field!r} holds a {type(value).__name__}; give text or a list of messages")
     if kind == "messages" and data.prompt_field is None:
         raise BadRow(field, f"{field!r} is text; give a list of messages, or name the column in data.prompt_field")
-    if not value.strip():
+    if is_blank(value):
         raise BadRow(field, f"{field!r} is empty; give the prompt or remove the line")
     should_be_user = data.prompt_as == "user" or (data.prompt_as == "auto" and kind in ("gsm8k", "math"))
     return ([{"role": "user", "content": value}], None) if should_be_user else (None, value)
@@ -96,7 +102,7 @@ def _messages(value: list[Any], field: str) -> list[dict[str, str]]:
             f"{field}[{len(messages) - 1}].role",
             f"the last of {field!r} is from {messages[-1]['role']!r}; end with the user message, and move an answer to 'reference_answer'",
         )
-    if not messages[-1]["content"].strip():
+    if is_blank(messages[-1]["content"]):
         raise BadRow(f"{field}[{len(messages) - 1}].content", f"the last message of {field!r} is empty; give the prompt or remove the line")
     return messages
 
@@ -144,7 +150,7 @@ def _reference(record: dict[str, Any], kind: str, data: DataConfig) -> Any:
         value = at_path(record, data.reference_field)
         if value is None:
             raise BadRow(data.reference_field, f"{data.reference_field!r} is missing or null; it is data.reference_field, so give it")
-        if value == "" or (isinstance(value, str) and not value.strip()):
+        if isinstance(value, str) and is_blank(value):
             raise BadRow(data.reference_field, f"{data.reference_field!r} is empty; it is data.reference_field, so give it")
         return _gsm8k_gold(value, data.reference_field) if kind == "gsm8k" and _is_gsm8k_gold(value) else value
     if kind == "gsm8k":
@@ -153,7 +159,7 @@ def _reference(record: dict[str, Any], kind: str, data: DataConfig) -> Any:
         return _math_gold(record)
     if kind == "verl":
         value = at_path(record, "reward_model.ground_truth")
-        if value is None or value == "":
+        if value is None or (isinstance(value, str) and is_blank(value)):
             raise BadRow("reward_model.ground_truth", "reward_model.ground_truth is missing or empty; add it or set data.reference_field")
         return value
     return None

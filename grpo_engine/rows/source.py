@@ -20,7 +20,13 @@ FileKind = Literal["jsonl", "csv", "parquet"]
 _REFUSED_STARTS: tuple[tuple[bytes, str], ...] = (
     (b"\x1f\x8b", "is compressed with gzip; unpack it and upload the file inside"),
     (b"\x28\xb5\x2f\xfd", "is compressed with zstd; unpack it and upload the file inside"),
+    (b"BZh", "is compressed with bzip2; unpack it and upload the file inside"),
+    (b"\xfd7zXZ", "is compressed with xz; unpack it and upload the file inside"),
+    (b"7z\xbc\xaf", "is a 7z archive; unpack it and upload the file inside"),
     (b"PK\x03\x04", "is a zip archive or a spreadsheet; upload JSONL, CSV or Parquet"),
+    (b"\xd0\xcf\x11\xe0", "is an Excel or Word file; upload JSONL, CSV or Parquet"),
+    (b"%PDF-", "is a PDF; upload JSONL, CSV or Parquet"),
+    (b"version https://git-lfs", "is a Git LFS pointer, not the data; fetch it with `git lfs pull` and upload the result"),
     (b"ARROW1", "is an Arrow file; write it as Parquet or JSONL"),
     (b"\xff\xfe", "is encoded in UTF-16; save it as UTF-8"),
     (b"\xfe\xff", "is encoded in UTF-16; save it as UTF-8"),
@@ -37,6 +43,8 @@ def file_kind(path: Path, filename: str | None = None) -> FileKind:
     for start, sentence in _REFUSED_STARTS:
         if head.startswith(start):
             raise BadData(f"the file {sentence}", param=TRAINING_FILE)
+    if head.removeprefix(_BOM).lstrip()[:14].lower().startswith((b"<!doctype html", b"<html")):
+        raise BadData("the file is a web page (perhaps an error page saved instead of the data); download it again", param=TRAINING_FILE)
     if head.startswith(b"PAR1"):
         return "parquet"
     if not head.removeprefix(_BOM).strip():

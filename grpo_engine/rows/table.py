@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import decimal
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,15 @@ def read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]] | RowProblem
 
 
 def to_json_value(value: Any) -> Any:
-    """A Parquet value as JSON has it: dates as ISO text, decimals as numbers. Raises TypeError for bytes."""
+    """A Parquet value as JSON has it: dates as ISO text, decimals as numbers, NaN as null. Raises TypeError for bytes and infinities."""
     if isinstance(value, dict):
         return {str(key): to_json_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [to_json_value(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        if math.isnan(value):
+            return None  # pandas writes missing numbers so
+        raise TypeError("an infinite number has no place in a row")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, datetime.date | datetime.time):

@@ -184,3 +184,54 @@ def test_a_line_gives_back_the_object_it_was_made_from(record: dict[str, Any], i
 def test_no_line_of_bytes_raises(line: bytes) -> None:
     found = decode_line(1, line)
     assert isinstance(found, RowProblem) or isinstance(found[1], dict)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        TEXT.replace("\n", "\r").encode(),
+        b"\xef\xbb\xbf" + "\n".join(LINES[:4]).encode() + b"\n\xef\xbb\xbf" + "\n".join(LINES[4:]).encode(),
+        b"\xef\xbb\xbf\xef\xbb\xbf" + TEXT.encode(),
+    ],
+    ids=["lone carriage returns", "files joined with their marks", "mark written twice"],
+)
+def test_odd_line_ends_and_marks_lose_no_row(tmp_path: Path, content: bytes) -> None:
+    """https://github.com/langchain-ai/langchain-community/issues/138, https://github.com/wbolster/jsonlines/issues/68"""
+    report = read_rows(file(tmp_path, content), DataConfig())
+    assert [row.line for row in report.rows] == list(range(1, 9))
+    assert report.columns == {"messages": 8, "reference_answer": 8}
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"BZh91AY&SY", "bzip2"),
+        (b"\xfd7zXZ\x00\x00", "xz"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "Excel"),
+        (b"%PDF-1.7\n", "PDF"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "LFS"),
+        (b"<!DOCTYPE html><html></html>", "web page"),
+        (b'{"prompt": "a", "score": 1e999}', "too large"),
+    ],
+)
+def test_other_things_that_are_no_rows(tmp_path: Path, content: bytes, sentence: str) -> None:
+    with pytest.raises(BadData, match=sentence):
+        scan_file(file(tmp_path, content))
+
+
+@pytest.mark.parametrize("prompt", ["\u200b", "\ufeff", "\u3000", " \u2060\n"])
+@pytest.mark.parametrize("as_messages", [True, False])
+def test_a_prompt_of_invisible_signs_is_empty(tmp_path: Path, prompt: str, as_messages: bool) -> None:
+    """https://github.com/huggingface/trl/issues/2087 with what editors leave behind."""
+    row = {"messages": [{"role": "user", "content": prompt}]} if as_messages else {"prompt": prompt}
+    with pytest.raises(BadData, match=r"line 1.*empty"):
+        read_rows(file(tmp_path, json.dumps(row).encode()), DataConfig())
+
+
+def test_numbers_that_pandas_had_missing_are_null(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    table = pa.table({"prompt": ["a", "b"], "gold": [1.0, float("nan")]})
+    pq.write_table(table, path)
+    assert [row.item["gold"] for row in read_rows(path, DataConfig()).rows] == [1.0, None]
+    with pytest.raises(BadData, match=r"line 2.*gold"):
+        read_rows(path, DataConfig(reference_field="gold"))
