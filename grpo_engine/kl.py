@@ -181,7 +181,7 @@ def kl_loss_tokens(
     clipped_BT = torch.zeros_like(mask_BT)
     if cfg.log_ratio_clip is not None:
         clipped_BT = x_BT.detach().abs() > cfg.log_ratio_clip
-        x_BT = x_BT.detach().clamp(-cfg.log_ratio_clip, cfg.log_ratio_clip) + (x_BT - x_BT.detach())
+        x_BT = x_BT.detach().clamp(-cfg.log_ratio_clip, cfg.log_ratio_clip) - (logprob_BT - logprob_BT.detach())
     value_BT = _value(x_BT, cfg.estimator, cfg.direction)
     slope_BT = value_BT if cfg.grad == "naive" else _unbiased_surrogate(x_BT, cfg.direction)
     surrogate_BT, clipped_BT = _clip_value(value_BT.detach(), slope_BT, clipped_BT, cfg)
