@@ -31,7 +31,7 @@ class BaseModel:
     """A model a job may start from."""
 
     name: str
-    kind: Literal["builtin", "local", "hub"]
+    kind: Literal["builtin", "local", "hub", "checkpoint"]
     num_parameters: int | None
     """null until the worker has fetched it."""
     created: int = 0
@@ -115,11 +115,11 @@ def _local_folder(name: str, model_dir: Path | None) -> Path | None:
         return None
     root = Path(os.path.realpath(model_dir))
     folder = Path(os.path.realpath(root / name))
-    return folder if root in folder.parents and folder.is_dir() else None
+    return folder if root in folder.parents and os.path.isdir(folder) else None
 
 
-def _check_folder(name: str, folder: Path) -> int | None:
-    """Number of parameters by file size."""
+def _check_folder(name: str, folder: Path) -> tuple[int, int | None]:
+    """Number of parameters by file size, and the size of the hidden states."""
     try:
         config: Any = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -19,6 +20,7 @@ from grpo_engine.contract.error import GrpoError, InvalidRequest
 from grpo_engine.contract.event import EXIT_CONFIG, Level, Outcome
 from grpo_engine.contract.intake import resolve_spec, validate
 from grpo_engine.events import EVENTS_FILE, EventLog
+from grpo_engine.memory import describe, is_out_of_memory
 from grpo_engine.outcome import OUTCOME_FILE, ConfigError, RunFailure, exit_code, write_outcome
 
 DISPATCH_FILE = "dispatch.json"
@@ -110,13 +112,6 @@ def _epoch_of(path: Path) -> int:
     return epoch if isinstance(epoch, int) and epoch > 0 else 1
 
 
-def _is_memory(error: BaseException) -> bool:
-    """Whether memory ran out: Python's, a GPU's, or torch's CPU allocator (a RuntimeError that says so)."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in ("not enough memory", "can't allocate memory"))
-
-
 def failure(error: BaseException, log: EventLog | None) -> Outcome:
     """The verdict for an exception: what a person can mend is a config error, everything else may be tried again."""
     if isinstance(error, GrpoError):
@@ -124,8 +119,9 @@ def failure(error: BaseException, log: EventLog | None) -> Outcome:
     if isinstance(error, RunFailure):
         reason, message, is_retryable, param = error.reason, error.message, error.is_retryable, error.param
     else:
-        reason, param, is_retryable = "out_of_memory" if _is_memory(error) else "crash", None, True
-        message = f"{type(error).__name__}: {error}"
+        is_memory, param, is_retryable = is_out_of_memory(error), None, True
+        reason = "out_of_memory" if is_memory else "crash"
+        message = f"{describe(error)} ({type(error).__name__}: {error})" if is_memory else f"{type(error).__name__}: {error}"
     return Outcome(
         status="failed",
         reason=reason,
@@ -137,5 +133,13 @@ def failure(error: BaseException, log: EventLog | None) -> Outcome:
     )
 
 
+def leave(code: int) -> None:
+    """End the process at once: the verdict is on disk, and torch takes seconds to take itself apart."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -54,7 +54,7 @@ def group_advantages(reward_PG: Tensor, cfg: LossConfig, is_truncated_PG: Tensor
     reward_PG = reward_PG.detach().double()
     if not bool(torch.isfinite(reward_PG).all()):
         raise NonFiniteRewards("rewards must be finite: quarantine the step or leave the failed completions out")
-    is_zero_std_P = _is_equal(reward_PG)
+    is_zero_std_P = is_equal(reward_PG)
     centred_PG = (reward_PG - reward_PG.mean(-1, keepdim=True)).where(~is_zero_std_P[:, None], 0.0)
     std_P = reward_PG.std(-1, correction=cfg.ddof).where(~is_zero_std_P, 0.0)
     match cfg.scale_rewards:
@@ -62,7 +62,7 @@ def group_advantages(reward_PG: Tensor, cfg: LossConfig, is_truncated_PG: Tensor
             scaled_PG = centred_PG / (std_P[:, None] + cfg.adv_eps)
         case "batch":
             flat = reward_PG.reshape(1, -1)
-            std = torch.zeros_like(std_P[:1]) if bool(_is_equal(flat)) else flat.std(-1, correction=cfg.ddof)
+            std = torch.zeros_like(std_P[:1]) if bool(is_equal(flat)) else flat.std(-1, correction=cfg.ddof)
             scaled_PG = centred_PG / (std + cfg.adv_eps)
         case "none":
             scaled_PG = centred_PG
@@ -83,6 +83,7 @@ def group_advantages(reward_PG: Tensor, cfg: LossConfig, is_truncated_PG: Tensor
     )
 
 
-def _is_equal(reward_PG: Tensor) -> Tensor:
+def is_equal(reward_PG: Tensor) -> Tensor:
+    """(P) True for groups whose finite rewards are equal up to rounding; never for a group that holds NaN."""
     spread_P = reward_PG.amax(-1) - reward_PG.amin(-1)
     return spread_P <= RELATIVE_TOLERANCE * reward_PG.abs().amax(-1) + ABSOLUTE_TOLERANCE

@@ -5,30 +5,37 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from transformers.utils.logging import disable_progress_bar
 
+from grpo_engine.batch import Prompt
 from grpo_engine.beta import BetaRule
-from grpo_engine.checkpoint import read_resume
+from grpo_engine.checkpoint import MANIFEST_FILE, read_resume, verify
 from grpo_engine.commands import COMMANDS_FILE, CommandInbox, read_replays
 from grpo_engine.contract.command import Dispatch
+from grpo_engine.contract.error import InvalidRequest
 from grpo_engine.dataset import Dataset, make_prompts
 from grpo_engine.device import Device, choose_device, keep_freed_memory, seed_everything
 from grpo_engine.diagnostics import Detectors
+from grpo_engine.evaluation import Evaluator
 from grpo_engine.events import EventLog
 from grpo_engine.grader import GraderPool, make_grader
 from grpo_engine.learner import Learner
+from grpo_engine.models import model_folder
 from grpo_engine.optimizer import Optimizer
-from grpo_engine.outcome import ConfigError
-from grpo_engine.policy import Policy, load_policy
+from grpo_engine.outcome import CheckpointDamaged, ConfigError
+from grpo_engine.policy import Policy, load_policy, load_policy_folder
 from grpo_engine.reference import Reference, load_reference
 from grpo_engine.rows import RowReport, read_rows
 
+NAMED_MODEL = "model:"
 DEFAULT_CACHE = "~/.cache/grpo"
+TRAINING_FILE, VALIDATION_FILE = "training_file", "validation_file"
 PROGRESS_EVERY_S = 1.0
 """Provisioning events come at most this often."""
 
@@ -50,13 +57,21 @@ def assemble(dispatch: Dispatch, run_dir: Path, log: EventLog) -> Iterator[Learn
     keep_freed_memory()
     _announce_start(log, device)
     disable_progress_bar()
-    report = read_rows(_training_file(run_dir, dispatch), grpo.data)
+    report = read_rows(_data_file(run_dir, dispatch.training_file, TRAINING_FILE), grpo.data)
+    held_out = None
+    if grpo.evaluation is not None:
+        held_out = read_rows(_data_file(run_dir, dispatch.validation_file, VALIDATION_FILE), grpo.data, param=VALIDATION_FILE)
     assert grpo.grader is not None, "environments are refused by contract/support.py"
-    with make_grader(grpo.grader) as grader:
-        policy = _load_policy(dispatch, device, log)
+    with ExitStack() as open_graders:
+        grader = open_graders.enter_context(make_grader(grpo.grader))
+        gold = grader
+        if grpo.evaluation is not None and grpo.evaluation.grader is not None:
+            gold = open_graders.enter_context(make_grader(grpo.evaluation.grader))
+        policy = _load_policy(dispatch, run_dir, device, log)
         reference = _load_reference(dispatch, run_dir, policy)
-        dataset = _load_data(report, policy, dispatch, log)
-        learner = _learner(dispatch, policy, reference, dataset, grader, run_dir)
+        evaluator, about = _load_held_out(held_out, policy, gold, dispatch)
+        dataset = _load_data(report, policy, dispatch, log, about)
+        learner = _learner(dispatch, policy, reference, dataset, grader, evaluator, run_dir)
         _announce_model(log, learner)
         if resume is not None and manifest is not None and resume_dir is not None:
             replays = read_replays(run_dir, resume_dir, manifest.epoch, dispatch.epoch, resume.step)
@@ -81,16 +96,29 @@ def _announce_start(log: EventLog, device: Device) -> None:
     log.emit("engine.started", f"engine started on {data['device']} in {data['precision']}", data=data)
 
 
-def _training_file(run_dir: Path, dispatch: Dispatch) -> Path:
-    path = _inside(run_dir, dispatch.training_file)
+def _data_file(run_dir: Path, name: str | None, param: str) -> Path:
+    path = _inside(run_dir, name)
     if path is None:
-        raise ConfigError("the dispatch names no training_file; add its path", param="training_file")
+        raise ConfigError(f"the dispatch names no {param}; add its path", param=param)
     if not path.is_file():
-        raise ConfigError(f"the training file {path} does not exist; check the path", param="training_file")
+        raise ConfigError(f"the {param.replace('_', ' ')} {path} does not exist; check the path", param=param)
     return path
 
 
-def _load_policy(dispatch: Dispatch, device: Device, log: EventLog) -> Policy:
+def _weights_folder(run_dir: Path, path: str, param: str) -> Path:
+    """A folder of weights the dispatch names; one with a manifest is compared with it. Raises ConfigError."""
+    folder = (run_dir / path).resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"the weights folder {folder} does not exist; check the path", param=param)
+    if (folder / MANIFEST_FILE).exists():
+        try:
+            verify(folder)
+        except CheckpointDamaged as error:
+            raise ConfigError(f"the checkpoint cannot be used: {error.message}", param=param) from error
+    return folder
+
+
+def _load_policy(dispatch: Dispatch, run_dir: Path, device: Device, log: EventLog) -> Policy:
     shown_at = 0.0
 
     def on_progress(done: int, total: int | None, what: str) -> None:
@@ -99,13 +127,15 @@ def _load_policy(dispatch: Dispatch, device: Device, log: EventLog) -> Policy:
             shown_at = time.monotonic()
             log.emit("model.provisioning", f"{what}: {done:,} bytes of {total or 'unknown'}", data={"bytes": done, "total_bytes": total})
 
-    policy = load_policy(
-        dispatch.spec.model,
-        device,
-        Path(dispatch.cache_dir) if dispatch.cache_dir else Path(DEFAULT_CACHE).expanduser(),
-        Path(dispatch.model_dir) if dispatch.model_dir else None,
-        on_progress,
-    )
+    spec = dispatch.spec
+    lora, seed = spec.method.grpo.adapter, spec.seed
+    if dispatch.model_from is not None:
+        folder = _weights_folder(run_dir, dispatch.model_from, "model")
+        policy = load_policy_folder(folder, device, lora=lora, seed=seed, name=spec.model)
+    elif spec.model.startswith("ftckpt-"):
+        raise ConfigError("the model is a checkpoint and the dispatch names no model_from; add its directory", param="model")
+    else:
+        policy = load_policy(spec.model, device, _cache_dir(dispatch), _model_dir(dispatch), on_progress, lora=lora, seed=seed)
     if dispatch.spec.method.grpo.resources.activation_checkpointing:
         policy.set_activation_checkpointing(True)
     return policy
@@ -113,12 +143,59 @@ def _load_policy(dispatch: Dispatch, device: Device, log: EventLog) -> Policy:
 
 def _load_reference(dispatch: Dispatch, run_dir: Path, policy: Policy) -> Reference | None:
     """The frozen reference, or None when no step can need it: beta 0 without monitoring holds no second set of weights."""
-    if not dispatch.spec.method.grpo.loads_reference:
+    grpo, param = dispatch.spec.method.grpo, "method.grpo.reference.source"
+    if not grpo.loads_reference:
         return None
-    return load_reference(policy, _inside(run_dir, dispatch.reference_from))
+    source = grpo.reference.source
+    if source.startswith(NAMED_MODEL):
+        return _named_reference(dispatch, policy, source.removeprefix(NAMED_MODEL), param)
+    if dispatch.reference_from is None:
+        if grpo.reference.source.startswith("checkpoint:"):
+            raise ConfigError("the reference is a checkpoint and the dispatch names no reference_from; add its directory", param=param)
+        return load_reference(policy)
+    folder = _weights_folder(run_dir, dispatch.reference_from, param)
+    try:
+        return load_reference(policy, folder)
+    except ValueError as error:
+        raise ConfigError(f"{error}; name a checkpoint of the same model", param=param) from error
 
 
-def _load_data(report: RowReport, policy: Policy, dispatch: Dispatch, log: EventLog) -> Dataset:
+def _named_reference(dispatch: Dispatch, policy: Policy, name: str, param: str) -> Reference:
+    """A base model as the reference: what a job that goes on from a checkpoint is measured against."""
+    try:
+        folder = model_folder(name, _cache_dir(dispatch), _model_dir(dispatch), lambda done, total, what: None)
+        return load_reference(policy, folder)
+    except InvalidRequest as error:
+        raise ConfigError(error.message, param=param) from error
+    except ValueError as error:
+        raise ConfigError(f"{error}; name the model the job's checkpoint comes from", param=param) from error
+
+
+def _cache_dir(dispatch: Dispatch) -> Path:
+    return Path(dispatch.cache_dir) if dispatch.cache_dir else Path(DEFAULT_CACHE).expanduser()
+
+
+def _model_dir(dispatch: Dispatch) -> Path | None:
+    return Path(dispatch.model_dir) if dispatch.model_dir else None
+
+
+def _load_held_out(
+    report: RowReport | None, policy: Policy, grader: GraderPool, dispatch: Dispatch
+) -> tuple[Evaluator | None, dict[str, Any]]:
+    """The evaluator, and what `data.loaded` says about its file. Raises ConfigError with `param` validation_file."""
+    cfg = dispatch.spec.method.grpo.evaluation
+    if report is None or cfg is None:
+        return None, {}
+    try:
+        prompts, about = _prompts(report, policy, dispatch)
+    except ConfigError as error:
+        raise ConfigError(error.message, param=VALIDATION_FILE if error.param == TRAINING_FILE else error.param) from error
+    chosen = prompts[: cfg.max_prompts]
+    evaluator = Evaluator(chosen, grader, dispatch.spec.method.grpo.sampling, dispatch.spec.seed, cfg.every)
+    return evaluator, {"validation": {**about, "num_evaluated": len(chosen)}}
+
+
+def _prompts(report: RowReport, policy: Policy, dispatch: Dispatch) -> tuple[list[Prompt], dict[str, Any]]:
     grpo = dispatch.spec.method.grpo
     prompts, num_long = make_prompts(
         report.rows,
@@ -128,15 +205,23 @@ def _load_data(report: RowReport, policy: Policy, dispatch: Dispatch, log: Event
         max_completion_tokens=grpo.sampling.max_completion_tokens,
     )
     longest = max(len(prompt.token_ids) for prompt in prompts)
-    data = {**report.to_json(), "num_prompts": len(prompts), "num_skipped_long": num_long, "longest_prompt_tokens": longest}
+    counts = {"num_prompts": len(prompts), "num_skipped_long": num_long, "longest_prompt_tokens": longest}
+    return prompts, {**report.to_json(), **counts}
+
+
+def _load_data(report: RowReport, policy: Policy, dispatch: Dispatch, log: EventLog, about: dict[str, Any]) -> Dataset:
+    grpo = dispatch.spec.method.grpo
+    prompts, found = _prompts(report, policy, dispatch)
+    num_long, data = found["num_skipped_long"], {**found, **about}
     message = f"{len(prompts)} prompts, {num_long} skipped as too long, {report.num_bad} bad rows left out"
     log.emit("data.loaded", message, level="warn" if num_long or report.num_bad else "info", data=data)
     return Dataset(prompts, dispatch.spec.seed, should_shuffle=grpo.data.shuffle)
 
 
 def _learner(
-    dispatch: Dispatch, policy: Policy, reference: Reference | None, dataset: Dataset, grader: GraderPool, run_dir: Path
-) -> Learner:
+    dispatch: Dispatch, policy: Policy, reference: Reference | None, dataset: Dataset, grader: GraderPool,
+    evaluator: Evaluator | None, run_dir: Path,
+) -> Learner:  # fmt: skip
     grpo = dispatch.spec.method.grpo
     rule = BetaRule.create(grpo.beta, grpo.limits.num_steps)
     reference_sha256 = reference.sha256 if reference is not None else None
@@ -156,17 +241,20 @@ def _learner(
         inbox=CommandInbox(run_dir / COMMANDS_FILE),
         base_learning_rate=grpo.optimizer.learning_rate,
         reference_sha256=reference_sha256,
+        evaluator=evaluator,
     )
 
 
 def _announce_model(log: EventLog, learner: Learner) -> None:
     policy = learner.policy
-    parameters = policy.num_parameters
+    parameters, trained = policy.num_in_memory, policy.num_parameters
     data = {
         "parameters": parameters,
+        "trained_parameters": trained,
+        "adapted_layers": len(policy.adapter.layers) if policy.adapter is not None else 0,
         "context_length": policy.context_length,
         "policy_sha256": policy.sha256,
         "reference_sha256": learner.reference_sha256,
         "has_reference": learner.reference is not None,
     }
-    log.emit("model.loaded", f"policy with {parameters:,} parameters in memory", data=data)
+    log.emit("model.loaded", f"policy with {parameters:,} parameters in memory, {trained:,} of them trained", data=data)

@@ -15,11 +15,13 @@ from grpo_engine.commands import AppliedCommand, CommandInbox
 from grpo_engine.contract.job import GrpoConfig
 from grpo_engine.dataset import Dataset
 from grpo_engine.diagnostics import Detectors
+from grpo_engine.evaluation import Evaluator
 from grpo_engine.grader import GraderPool
 from grpo_engine.guardrail import Guardrails
 from grpo_engine.logprob import disable_branching
+from grpo_engine.memory import TokenBudget
 from grpo_engine.optimizer import Optimizer, learning_rate_at
-from grpo_engine.outcome import ReferenceMismatch
+from grpo_engine.outcome import ConfigError, ReferenceMismatch
 from grpo_engine.policy import Policy
 from grpo_engine.reference import Reference
 
@@ -41,6 +43,8 @@ class Learner:
     detectors: Detectors
     inbox: CommandInbox
     base_learning_rate: float
+    evaluator: Evaluator | None = None
+    """Of the held-out file, when the job has one."""
     step: int = 0
     """Last completed step."""
     elapsed_s: float = 0.0
@@ -53,9 +57,11 @@ class Learner:
     readings: dict[str, float] = field(default_factory=dict)
     """Metrics of the last completed step."""
     guardrails: Guardrails = field(init=False)
+    memory: TokenBudget = field(init=False)
 
     def __post_init__(self) -> None:
         self.guardrails = Guardrails(self.grpo.guardrails)
+        self.memory = TokenBudget(self.grpo.resources.micro_batch_tokens)
 
     @property
     def num_steps(self) -> int:
@@ -88,6 +94,8 @@ class Learner:
                 "seed": self.seed,
                 "base_learning_rate": self.base_learning_rate,
                 "commands": [record.to_json() for record in self.inbox.applied],
+                "memory": self.memory.state(),
+                "policy_sha256": self.policy.sha256,
                 "reference_sha256": self.reference_sha256,
                 "num_reference_syncs": self.num_reference_syncs,
                 "synced_reference_sha256": self.reference.sha256 if self.reference is not None else None,
@@ -98,15 +106,23 @@ class Learner:
         )
 
     def restore(self, resume: ResumeState, replays: list[AppliedCommand]) -> None:
-        """Continue from a resume state. Raises ReferenceMismatch when the reference is not the one the run began with."""
+        """Continue from a resume state.
+
+        Raises ReferenceMismatch when the reference is not the one the run began with, ConfigError for a state of another build.
+        """
+        try:
+            self._restore(resume, replays)
+        except KeyError as error:
+            raise ConfigError(
+                f"the resume state of step {resume.step} was written by another version of the engine: it lacks {error}; resume it "
+                "with the version that wrote it, or start a new job from the newest published checkpoint"
+            ) from error
+
+    def _restore(self, resume: ResumeState, replays: list[AppliedCommand]) -> None:
         state = resume.state
-        stored = state["reference_sha256"]
-        if stored is not None and self.reference_sha256 is not None and stored != self.reference_sha256:
-            raise ReferenceMismatch(
-                f"the reference has SHA-256 {self.reference_sha256[:12]}..., the run began with {stored[:12]}...: "
-                "the base model has changed; restore the model it began with, or start a new job",
-                param="model",
-            )
+        _same_weights("reference", self.reference_sha256, state["reference_sha256"])
+        if self.policy.adapter is not None:
+            _same_weights("base model", self.policy.sha256, state["policy_sha256"])
         self.policy.load_weights(resume.weights)
         self.optimizer.load(resume.optimizer)
         if self.reference is not None and resume.reference:
@@ -117,6 +133,7 @@ class Learner:
         self.dataset.seek(state["cursor"])
         self.detectors.load(state["detectors"])
         self.guardrails.load(state["guardrails"])
+        self.memory.load(state["memory"])
         self.seed = state["seed"]
         self.base_learning_rate = state["base_learning_rate"]
         self.inbox.load([AppliedCommand.from_json(record) for record in state["commands"]], replays)
@@ -125,6 +142,16 @@ class Learner:
         self.elapsed_s = state["elapsed_s"]
         self.step = resume.step
         restore_rng(state["rng"])
+
+
+def _same_weights(what: str, found: str | None, began_with: str | None) -> None:
+    """Raises ReferenceMismatch when both are known and differ."""
+    if found is not None and began_with is not None and found != began_with:
+        raise ReferenceMismatch(
+            f"the {what} has SHA-256 {found[:12]}..., the run began with {began_with[:12]}...: "
+            "the base model has changed; restore the model it began with, or start a new job",
+            param="model",
+        )
 
 
 def rng_state() -> dict[str, Any]:

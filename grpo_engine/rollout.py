@@ -41,9 +41,10 @@ def sample_groups(
     seed: int,
     step: int,
     *,
+    first_completion: int = 0,
     compact_below: float = COMPACT_BELOW,
 ) -> list[Group]:
-    """Sample `group_size` completions for each prompt.
+    """Sample `group_size` completions for each prompt. Their random streams are numbered from `first_completion`.
 
     The end token is part of the completion; a completion without one is marked truncated. Raises ValueError when a
     prompt leaves no room in the model's context.
@@ -54,7 +55,8 @@ def sample_groups(
         raise ValueError(
             f"a prompt of {longest} tokens and max_completion_tokens {limit} exceed the model's context of {policy.context_length}"
         )
-    uniform_BT = torch.stack([uniforms(seed, step, prompt.row, number, limit) for prompt in prompts for number in range(group_size)]).to(
+    numbers = range(first_completion, first_completion + group_size)
+    uniform_BT = torch.stack([uniforms(seed, step, prompt.row, number, limit) for prompt in prompts for number in numbers]).to(
         policy.network.device
     )
     with packed_linears(policy.model, limit, len(uniform_BT)):

@@ -82,14 +82,20 @@ def kl_metrics(tensors: StepTensors, direction: Direction) -> Metrics:
     return metrics if correlation is None else {**metrics, "kl/length_correlation": correlation}
 
 
-def describe_kl(tensors: StepTensors, cfg: KlConfig, rollout: Rollout) -> dict[str, Any] | None:
-    """KL to the reference before the first update, in the job's estimator: by position, its largest tokens, its prompts."""
+def token_kl(tensors: StepTensors, cfg: KlConfig) -> Tensor | None:
+    """(B, T) KL to the reference before the first update, in the job's estimator and direction; None without a reference."""
     if tensors.ref_logprob_BT is None:
         return None
     if cfg.estimator == "exact" and tensors.exact_kl_BT is not None:
-        value_BT = tensors.exact_kl_BT
-    else:
-        value_BT = kl_value(tensors.old_logprob_BT, tensors.ref_logprob_BT, cfg.estimator, cfg.direction)
+        return tensors.exact_kl_BT
+    return kl_value(tensors.old_logprob_BT, tensors.ref_logprob_BT, cfg.estimator, cfg.direction)
+
+
+def describe_kl(tensors: StepTensors, cfg: KlConfig, rollout: Rollout) -> dict[str, Any] | None:
+    """KL to the reference before the first update, in the job's estimator: by position, its largest tokens, its prompts."""
+    value_BT = token_kl(tensors, cfg)
+    if value_BT is None:
+        return None
     means, counts = kl_by_position(value_BT, tensors.mask_BT)
     rows, first, prompts = rollout.rows, 0, []
     for group in rollout.groups:

@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from grpo_engine.contract.event import Outcome
+from grpo_engine.contract.event import Level, Outcome
 from grpo_engine.control import apply_commands
+from grpo_engine.evaluation import Evaluation
 from grpo_engine.events import EventLog
 from grpo_engine.keeper import Keeper
 from grpo_engine.learner import Learner
 from grpo_engine.outcome import CheckpointFailed, GraderBroken, NonFinite, ReferenceMismatch
 from grpo_engine.rescue import enforce
+from grpo_engine.rollout_files import RolloutFiles
 from grpo_engine.step import StepResult, train_step
 
 MAX_UNGRADED_STEPS = 3
@@ -33,12 +35,15 @@ def train(
     """
     started = clock()
     limits, num_ungraded = learner.grpo.limits, 0
+    rollouts = RolloutFiles(keeper.directory.parent, learner.grpo, learner.policy.tokenizer)
 
     def elapsed() -> float:
         return learner.elapsed_s + clock() - started
 
     if keeper.may_roll_back:
         keeper.save_resume(elapsed())
+    if learner.step == 0:
+        _report_evaluation(log, 0, _evaluate(learner, {}))
     while learner.step < learner.num_steps:
         step = learner.step + 1
         stop, should_save = apply_commands(learner, log, step)
@@ -53,7 +58,11 @@ def train(
         result = train_step(learner, step)
         result.metrics["time/checkpoint_s"] = keeper.take_seconds()
         learner.step, learner.readings = step, result.metrics
+        if learner.evaluator is not None and learner.evaluator.is_due(step, learner.num_steps):
+            result.evaluation = _evaluate(learner, result.metrics)
+        problem = rollouts.keep(result)
         report(learner, log, result)
+        _report_rollouts(log, step, problem)
         _gate(learner, result)
         num_ungraded = num_ungraded + 1 if result.metrics["grader/failed_frac"] == 1 else 0
         if num_ungraded >= MAX_UNGRADED_STEPS:
@@ -65,6 +74,7 @@ def train(
             yield result
             return rescued
         if rescued == "rolled_back":
+            _report_rollouts(log, learner.step, rollouts.rewind(learner.step))
             yield result
             continue
         _sync_reference(learner, step)
@@ -87,6 +97,8 @@ def report(learner: Learner, log: EventLog, result: StepResult) -> None:
     if result.shortcut_problem is not None:
         message = f"prompts are computed once per completion: {result.shortcut_problem}"
         log.emit("shortcut.disabled", message, step=step, level="warn", data={"reason": result.shortcut_problem})
+    if (news := learner.memory.take_news()) is not None:
+        log.emit("memory.reduced", news, step=step, level="warn", data={"micro_batch_tokens": learner.memory.tokens})
     data: dict[str, Any] = {"metrics": metrics, "beta": learner.rule.state()}
     if result.kl_details is not None:
         data["kl"] = result.kl_details
@@ -94,6 +106,7 @@ def report(learner: Learner, log: EventLog, result: StepResult) -> None:
     if result.quarantine is not None:
         log.emit("step.quarantined", f"step {step}: {result.quarantine}; weights and beta hold", step=step, level="error",
                  data={"reason": result.quarantine, "policy": learner.grpo.optimizer.on_nonfinite})  # fmt: skip
+    _report_evaluation(log, step, result.evaluation)
     update = result.beta_update
     if update.new != update.old:
         change: dict[str, Any] = {"old": update.old, "new": update.new, "action": update.action, "phase": update.phase}
@@ -108,6 +121,33 @@ def report(learner: Learner, log: EventLog, result: StepResult) -> None:
     for signal in learner.detectors.observe(step, metrics):
         data = {"detector": signal.detector, "since": signal.since, "reading": signal.reading, "threshold": signal.threshold}
         log.emit(f"detector.{signal.kind}", signal.message, step=step, level=signal.level, data=data)
+
+
+def _evaluate(learner: Learner, metrics: dict[str, float]) -> Evaluation | None:
+    """Grade the held-out file with the weights as they are, into `metrics`. None without a file."""
+    if learner.evaluator is None:
+        return None
+    started = time.perf_counter()
+    found = learner.evaluator.run(learner.policy)
+    metrics["time/evaluate_s"] = time.perf_counter() - started
+    if found.reward_mean is not None:
+        metrics["eval/reward_mean"] = found.reward_mean
+    return found
+
+
+def _report_evaluation(log: EventLog, step: int, found: Evaluation | None) -> None:
+    if found is None:
+        return
+    mean, data = found.reward_mean, found.to_json()
+    shown = "no completion could be graded" if mean is None else f"mean reward {mean:.4g}"
+    level: Level = "error" if mean is None else "warn" if found.errors else "info"
+    message = f"held-out file after step {step}: {shown} over {data['num_prompts']} prompts"
+    log.emit("evaluation.completed", message, step=step, level=level, data=data)
+
+
+def _report_rollouts(log: EventLog, step: int, problem: str | None) -> None:
+    if problem is not None:
+        log.emit("rollouts.failed", f"{problem}; training goes on", step=step, level="error", data={"reason": problem})
 
 
 def _gate(learner: Learner, result: StepResult) -> None:

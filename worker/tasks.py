@@ -97,7 +97,7 @@ def read_dispatch(attempt: Attempt, live: Live, artifacts: Artifacts, settings: 
     note = json.loads(text)
     paths = {
         name: str(_inside(job_dir, note[name], artifacts.jobs_dir))
-        for name in ("training_file", "validation_file", "resume_from", "reference_from")
+        for name in ("training_file", "validation_file", "resume_from", "model_from", "reference_from")
         if note.get(name) is not None
     }
     model_dir = None if settings.model_dir is None else str(settings.model_dir)

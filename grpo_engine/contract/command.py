@@ -20,6 +20,8 @@ class Dispatch(Strict):
     validation_file: str | None = None
     resume_from: str | None = None
     """Checkpoint directory to continue from; null starts at step 1."""
+    model_from: str | None = None
+    """Weights directory of the model when the spec names a checkpoint; null = the spec's model."""
     reference_from: str | None = None
     """Weights directory of the reference when it is not the initial model."""
     cache_dir: str | None = None

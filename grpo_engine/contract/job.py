@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from grpo_engine.contract.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Strict
+from grpo_engine.contract.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Strict, broken_rule
 from grpo_engine.contract.beta import BetaConfig, FixedBeta, needs_reference
 from grpo_engine.contract.data import DataConfig
 from grpo_engine.contract.diagnostics import DiagnosticsConfig, Guardrail, Rollback, SetBeta
 from grpo_engine.contract.grader import Grader
 from grpo_engine.contract.kl import KlConfig
-from grpo_engine.contract.telemetry import TelemetryConfig
+from grpo_engine.contract.telemetry import KL_REQUESTS, TelemetryConfig
 
 BETA_ALIASES = ("kl_beta", "kl_coef", "kl_loss_coef", "init_kl_coef", "ref_policy_kl_penalty", "kl_penalty_coef")
 
@@ -24,8 +24,9 @@ Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_sum", "constant"
 class ReferenceConfig(Strict):
     """The frozen distribution KL is measured against."""
 
-    source: Annotated[str, Field(pattern=r"^(initial|base|checkpoint:[A-Za-z0-9_-]{1,64})$")] = "initial"
-    """`initial`: the weights at the root of the lineage. `base`: the bare base model under LoRA. `checkpoint:<id>`."""
+    source: Annotated[str, Field(pattern=r"^(initial|base|checkpoint:[A-Za-z0-9_-]{1,64}|model:.{1,512})$")] = "initial"
+    """`initial`: the weights the job starts from. `base`: the bare base model under LoRA. `checkpoint:<id>`: published weights.
+    `model:<name>`: a base model, named as in `model`."""
     sync_every: PositiveInt | None = None
     """Move the reference towards the policy every n steps; null = frozen."""
     mixup_alpha: Annotated[float, Field(gt=0, le=1)] = 0.6
@@ -52,7 +53,9 @@ class LossConfig(Strict):
     mask_truncated: bool = False
     """Leave completions that hit the token limit out of the loss."""
     dynamic_sampling: bool = False
-    """Resample groups of zero variance (DAPO)."""
+    """Draw fresh prompts in the place of groups whose rewards are all equal (DAPO, section 3.2)."""
+    dynamic_sampling_rounds: Annotated[int, Field(ge=1, le=64)] = 4
+    """At most so many further draws a step; what is missing then is filled with equal groups."""
 
 
 class SamplingConfig(Strict):
@@ -82,12 +85,14 @@ class OptimizerConfig(Strict):
 
 
 class LoraConfig(Strict):
-    """Low-rank adapters (peft)."""
+    """Low-rank adapters (peft): the base stays frozen, and is the reference unless another is named. Checkpoints hold merged and adapter weights."""
 
     type: Literal["lora"]
     rank: Annotated[int, Field(ge=1, le=1024)] = 16
     alpha: PositiveFloat = 32.0
-    target_modules: list[str] | Literal["all-linear"] = "all-linear"
+    """The adapter's output is scaled by alpha / rank."""
+    target_modules: Annotated[list[str], Field(min_length=1, max_length=256)] | Literal["all-linear"] = "all-linear"
+    """Linear layers by name or end of name, such as `q_proj`; `all-linear` = every one but the output head."""
 
 
 class CheckpointConfig(Strict):
@@ -102,12 +107,17 @@ class CheckpointConfig(Strict):
 
 
 class EvaluationConfig(Strict):
-    """A held-out file graded every n steps."""
+    """A held-out file graded every n steps: before the first, after each n-th, and after the last.
+
+    One completion a prompt, sampled as in training (`sampling`) with random numbers of its own, the same ones each time, so
+    that a change of the mean comes from the policy. Training is bit for bit the same with and without; beta never moves by it.
+    """
 
     every: PositiveInt
     grader: Grader | None = None
-    """null = the training grader."""
+    """The grader that stands for the truth ("gold reward"); null = the training grader."""
     max_prompts: PositiveInt = 64
+    """The first so many prompts of the file."""
 
 
 class Limits(Strict):
@@ -163,7 +173,7 @@ class GrpoConfig(Strict):
     environment: Environment | None = None
     evaluation: EvaluationConfig | None = None
     checkpoints: CheckpointConfig = CheckpointConfig()
-    guardrails: list[Guardrail] = []
+    guardrails: Annotated[list[Guardrail], Field(max_length=64)] = []
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     limits: Limits = Limits()
@@ -178,14 +188,15 @@ class GrpoConfig(Strict):
         if not given:
             return raw
         if len(given) > 1 or "beta" in raw:
-            raise ValueError(f"beta is given twice, as {' and '.join([*given, *(['beta'] if 'beta' in raw else [])])}; keep one")
+            names = [*given, *(["beta"] if "beta" in raw else [])]
+            raise broken_rule(names[0], f"beta is given twice, as {' and '.join(names)}; keep one")
         rest = {key: value for key, value in raw.items() if key != given[0]}
         return {**rest, "beta": raw[given[0]]}
 
     @model_validator(mode="after")
     def _grader_or_environment(self) -> GrpoConfig:
         if (self.grader is None) == (self.environment is None):
-            raise ValueError("give exactly one of grader and environment")
+            raise broken_rule("grader", "give exactly one of grader and environment")
         return self
 
     @model_validator(mode="after")
@@ -193,24 +204,36 @@ class GrpoConfig(Strict):
         for number, rule in enumerate(self.guardrails):
             at = f"guardrails[{number}]"
             if not self.diagnostics.enabled(rule.detector):
-                raise ValueError(f"{at} waits for {rule.detector}, which is switched off; enable diagnostics.{rule.detector}")
+                words = f"{rule.detector} is switched off and never fires; enable diagnostics.{rule.detector}"
+                raise broken_rule(f"{at}.detector", words)
             if isinstance(rule.action, SetBeta):
                 low, high = getattr(self.beta, "min", 0.0), getattr(self.beta, "max", math.inf)
                 if not low <= rule.action.value <= high:
-                    raise ValueError(f"{at} sets beta to {rule.action.value:g}, outside [{low:g}, {high:g}]; choose a value inside")
+                    words = f"{rule.action.value:g} lies outside the bounds [{low:g}, {high:g}] of beta; choose a value inside"
+                    raise broken_rule(f"{at}.action.value", words)
                 if rule.action.value > 0 and not self.loads_reference:
-                    raise ValueError(f"{at} sets beta above 0 in a job that loads no reference; set kl.monitor to true")
+                    words = "a beta above 0 needs a reference, and the job loads none; set kl.monitor to true"
+                    raise broken_rule(f"{at}.action.value", words)
             if isinstance(rule.action, Rollback) and rule.action.beta_factor is not None and not needs_reference(self.beta):
-                raise ValueError(f"{at} multiplies a beta of 0; use learning_rate_factor or reseed")
+                raise broken_rule(f"{at}.action.beta_factor", "it multiplies a beta of 0; use learning_rate_factor or reseed")
         return self
 
     @model_validator(mode="after")
     def _telemetry_has_a_reference(self) -> GrpoConfig:
-        wanted = [name for name in TelemetryConfig.model_fields if getattr(self.telemetry, name)]
+        wanted = [name for name in KL_REQUESTS if getattr(self.telemetry, name)]
         if wanted and not self.loads_reference:
-            raise ValueError(f"telemetry.{wanted[0]} measures KL and the job holds no reference; set kl.monitor to true, or remove it")
+            words = "it measures KL and the job holds no reference; set kl.monitor to true, or remove it"
+            raise broken_rule(f"telemetry.{wanted[0]}", words)
         if self.telemetry.gradient_split_every is not None and (self.kl.placement != "loss" or not needs_reference(self.beta)):
-            raise ValueError("telemetry.gradient_split_every needs a KL term in the loss; set kl.placement to loss and beta above 0")
+            words = "it needs a KL term in the loss; set kl.placement to loss and beta above 0"
+            raise broken_rule("telemetry.gradient_split_every", words)
+        return self
+
+    @model_validator(mode="after")
+    def _an_adapter_is_measured_against_its_base(self) -> GrpoConfig:
+        if self.adapter is not None and self.reference.sync_every is not None:
+            words = "the reference of a job with an adapter never moves; remove sync_every, or remove adapter to train all weights"
+            raise broken_rule("reference.sync_every", words)
         return self
 
     @property
@@ -230,7 +253,7 @@ class JobSpec(Strict):
     """A training job as posted."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    """A Hub id, a folder below the server's model directory, or `smollm2-135m-instruct`."""
+    """A Hub id, a folder below the server's model directory, `smollm2-135m-instruct`, or a published checkpoint (`ftckpt-...`)."""
     training_file: Annotated[str, Field(pattern=r"^file-[A-Za-z0-9_-]{1,64}$")] | None = None
     validation_file: Annotated[str, Field(pattern=r"^file-[A-Za-z0-9_-]{1,64}$")] | None = None
     method: GrpoMethod
@@ -244,7 +267,11 @@ class JobSpec(Strict):
     def _has_data(self) -> JobSpec:
         grpo = self.method.grpo
         if (self.training_file is None) == (grpo.environment is None):
-            raise ValueError("give exactly one of training_file and method.grpo.environment")
+            raise broken_rule("training_file", "give exactly one of training_file and method.grpo.environment")
         if grpo.evaluation is not None and self.validation_file is None:
-            raise ValueError("method.grpo.evaluation needs a validation_file; upload one and name it, or remove evaluation")
+            words = "method.grpo.evaluation needs a validation_file; upload one and name it, or remove evaluation"
+            raise broken_rule("validation_file", words)
+        if self.validation_file is not None and grpo.evaluation is None:
+            words = 'it is read by method.grpo.evaluation only; add that, for example {"every": 10}, or remove the file'
+            raise broken_rule("validation_file", words)
         return self

@@ -17,19 +17,13 @@ def refuse_unsupported(spec: JobSpec) -> None:
 
 def _unsupported(spec: JobSpec) -> Iterator[tuple[str, str]]:
     grpo, at = spec.method.grpo, "method.grpo"
-    if grpo.adapter is not None:
-        yield f"{at}.adapter", "remove it to train all weights"
     if grpo.environment is not None:
         yield f"{at}.environment", "give a training_file and a grader"
-    if grpo.evaluation is not None:
-        yield f"{at}.evaluation", "remove it"
-    if grpo.reference.source != "initial":
-        yield f"{at}.reference.source", "set it to initial: the weights the job starts from"
+    if grpo.reference.source == "base" and grpo.adapter is None:
+        yield f"{at}.reference.source", "set it to initial: without an adapter these are the weights the job starts from"
     if grpo.resources.gpus > 1:
         yield f"{at}.resources.gpus", "use 0 or 1"
-    if grpo.loss.dynamic_sampling:
-        yield f"{at}.loss.dynamic_sampling", "set it to false"
-    if spec.validation_file is not None:
-        yield "validation_file", "remove it"
     if grpo.grader is not None:
         yield from unsupported_graders(grpo.grader, f"{at}.grader")
+    if grpo.evaluation is not None and grpo.evaluation.grader is not None:
+        yield from unsupported_graders(grpo.evaluation.grader, f"{at}.evaluation.grader")

@@ -11,6 +11,9 @@ from typing import Literal
 
 from grpo_engine.contract.base import PositiveInt, Strict
 
+KL_REQUESTS = ("exact_kl", "gradient_split_every", "kl_details_every")
+"""Settings of `TelemetryConfig` that measure KL, so that the job must hold a reference."""
+
 Direction = Literal["higher_is_better", "lower_is_better", "neutral"]
 
 KL_PAIRS = ("ref", "old", "sampler")
@@ -28,6 +31,12 @@ class TelemetryConfig(Strict):
     `grad_cosine/policy_kl`. Costs one more forward and a copy of the gradients at those steps."""
     kl_details_every: PositiveInt | None = None
     """Every n steps `step.completed` carries `data.kl`: KL by position, and the tokens and prompts where it is largest."""
+    rollouts_every: PositiveInt | None = 1
+    """Every n steps keep the sampled completions with rewards, advantages and per-token KL; null keeps none."""
+    rollouts_keep: PositiveInt = 200
+    """Steps of rollouts kept, the newest; older ones are deleted."""
+    rollouts_redact: bool = False
+    """Keep lengths, rewards and KL, and no prompt, completion or token."""
 
 
 class MetricDescriptor(Strict):
@@ -86,6 +95,9 @@ _OTHERS: list[tuple[str, str, Direction, str]] = [
     ("reward/std", "1", "neutral", "standard deviation of the reward over completions"),
     ("reward/group_std", "1", "neutral", "mean over groups of the reward's standard deviation"),
     ("groups/zero_std_frac", "fraction", "lower_is_better", "share of groups whose rewards are all equal"),
+    ("groups/resampled", "groups", "lower_is_better", "groups drawn in the place of equal ones (loss.dynamic_sampling)"),
+    ("groups/resample_rounds", "draws", "lower_is_better", "further draws of this step (loss.dynamic_sampling)"),
+    ("reward/sampled_mean", "1", "higher_is_better", "mean reward over all completions drawn, replaced groups included"),
     ("policy/entropy", "nats/token", "neutral", "mean entropy of the policy at completion tokens"),
     ("policy/ratio_mean", "1", "neutral", "mean of pi_theta / pi_old at the update"),
     ("policy/clip_frac_low", "fraction", "neutral", "share of tokens clipped at 1 - epsilon"),
@@ -96,13 +108,14 @@ _OTHERS: list[tuple[str, str, Direction, str]] = [
     ("completion/rep_ngram4", "fraction", "lower_is_better", "share of 4-grams that repeat an earlier one"),
     ("completion/distinct2", "fraction", "higher_is_better", "distinct 2-grams over all 2-grams"),
     ("grader/failed_frac", "fraction", "lower_is_better", "share of completions whose grader gave no finite number"),
-    ("eval/reward_mean", "1", "higher_is_better", "mean reward on the held-out file"),
+    ("eval/reward_mean", "1", "higher_is_better", "mean reward on the held-out file, after this step's update"),
     ("throughput/tokens_per_s", "tokens/s", "higher_is_better", "prompt and completion tokens of the step per second"),
     ("time/step_s", "s", "lower_is_better", "whole step"),
     ("time/sample_s", "s", "lower_is_better", "sampling"),
     ("time/grade_s", "s", "lower_is_better", "grading"),
     ("time/reference_s", "s", "lower_is_better", "reference log-probabilities"),
     ("time/update_s", "s", "lower_is_better", "forward, backward and optimizer"),
+    ("time/evaluate_s", "s", "lower_is_better", "sampling and grading of the held-out file"),
     ("time/checkpoint_s", "s", "lower_is_better", "writing checkpoints"),
 ]
 

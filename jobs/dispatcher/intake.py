@@ -16,6 +16,7 @@ from jobs.ledger import JobRecord, Ledger, Void
 from jobs.lifecycle import State
 from jobs.live import Live, StreamEntry
 from jobs.settings import Settings
+from jobs.weights import dispatch_paths
 
 log = logging.getLogger(__name__)
 
@@ -97,12 +98,6 @@ class Intake:
 
 def dispatch_json(job: JobRecord) -> str:
     """What the worker finds in Redis for an attempt; paths are relative to the job directory."""
-    return json.dumps(
-        {
-            "spec": json.loads(job.spec_json),
-            "training_file": job.training_path,
-            "validation_file": job.validation_path,
-            "resume_from": job.resume_from,
-            "reference_from": None,
-        }
-    )
+    spec = json.loads(job.spec_json)
+    files = {"training_file": job.training_path, "validation_file": job.validation_path, "resume_from": job.resume_from}
+    return json.dumps({"spec": spec, **files, **dispatch_paths(spec)})

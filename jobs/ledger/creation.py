@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ from sqlalchemy.exc import IntegrityError
 
 from grpo_engine.contract.error import IdempotencyMismatch, InsufficientStorage
 from grpo_engine.contract.job import JobSpec
-from jobs.ledger.book import Book
+from jobs.ledger.lineage import LineageBook
 from jobs.ledger.records import IdempotencyKey, JobRecord, canonical_json, new_id
 from jobs.lifecycle import State, Wanted
 from jobs.queue import queue_of
 from jobs.tables import idempotency_keys, job_metadata, jobs
+from jobs.weights import WeightsInput, link_weights
 
 
-class CreationBook(Book):
+class CreationBook(LineageBook):
     """Creating jobs."""
 
     def create_job(
@@ -28,13 +30,15 @@ class CreationBook(Book):
         *,
         training_path: Path | None,
         validation_path: Path | None = None,
+        weights: Sequence[WeightsInput] = (),
         idempotency: IdempotencyKey | None = None,
         project: str = "default",
     ) -> JobRecord:
         """Accept a job, or return the one this idempotency key created before.
 
-        The paths are the uploads' contents; the job gets links of its own. When this returns, the job survives a power
-        cut; when it raises, nothing of it is left. Raises IdempotencyMismatch, InsufficientStorage, Unavailable.
+        The paths are the uploads' contents, `weights` the checkpoints the spec names; the job gets links of its own. When this
+        returns, the job survives a power cut; when it raises, nothing of it is left.
+        Raises IdempotencyMismatch, InsufficientStorage, Unavailable.
         """
         if idempotency is not None and (earlier := self.find_idempotent(idempotency)) is not None:
             return earlier
@@ -42,11 +46,13 @@ class CreationBook(Book):
         try:
             training = self._link(training_path, job_id, "training")
             validation = self._link(validation_path, job_id, "validation")
+            link_weights(self.artifacts, job_id, weights)
             self.artifacts.write_job_json(job_id, _job_json(job_id, now, spec, project, training, validation, idempotency))
             with self.database.write() as connection:
                 earlier = None if idempotency is None else self._same_key(connection, idempotency)
                 if earlier is None:
                     self._insert(connection, job_id, now, spec, project, training, validation, idempotency)
+                    self.record_lineage(connection, job_id, spec.model)
                     job = self._job(connection, job_id)
         except IntegrityError:
             self.artifacts.remove_job_dir(job_id)

@@ -152,9 +152,9 @@ BROKEN_GRADER = {"type": "string_check", "reference": "{{item.no_such_column}}",
 
 def break_rewards(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
     """One completion of these steps gets a NaN reward."""
-    import grpo_engine.step as step_module
+    import grpo_engine.collect as collect_module
 
-    real = step_module._grade
+    real = collect_module.grade
 
     def grade(learner: Learner, rollout: Rollout) -> list[str]:
         errors = real(learner, rollout)
@@ -163,7 +163,7 @@ def break_rewards(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
             errors = [*errors, "the grader returned nan"]
         return errors
 
-    monkeypatch.setattr(step_module, "_grade", grade)
+    monkeypatch.setattr(collect_module, "grade", grade)
 
 
 def break_gradients(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:

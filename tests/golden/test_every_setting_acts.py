@@ -128,7 +128,8 @@ LOSS_CHANGES: list[dict[str, Any]] = [
 ]
 LOSS_ELSEWHERE = {
     "num_iterations": "a loop of the engine: its own tests",
-    "dynamic_sampling": "refused by contract/support.py until the sampler carries it out",
+    "dynamic_sampling": "draws prompts: tests/engine/test_dynamic_sampling.py",
+    "dynamic_sampling_rounds": "bounds the draws: tests/engine/test_dynamic_sampling.py",
 }
 
 

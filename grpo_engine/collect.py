@@ -1,0 +1,119 @@
+"""One step's completions: sampled, graded and, with dynamic sampling, sampled again where a group has nothing to teach.
+
+Dynamic sampling (DAPO, section 3.2): a group whose rewards are all equal has advantage 0, so fresh prompts take its place,
+for a bounded number of rounds; what is missing then is filled with the latest equal groups. Which prompts are drawn depends
+on seed, cursor and weights alone, so that a resumed run draws the same.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from grpo_engine.advantage import is_equal
+from grpo_engine.batch import Group, Rollout
+from grpo_engine.grader import Sample
+from grpo_engine.learner import Learner
+from grpo_engine.logprob import check_shortcut
+from grpo_engine.rollout import sample_groups
+from grpo_engine.step_metrics import Metrics
+
+Seconds = dict[str, float]
+
+
+@dataclass
+class Collected:
+    """The completions a step trains on, and how they came about."""
+
+    rollout: Rollout
+    grader_errors: list[str]
+    """Of every completion sampled, used or not."""
+    shortcut_problem: str | None = None
+    """Why a fast path is not used; set in the first step only."""
+    metrics: Metrics = field(default_factory=dict)
+    """Of dynamic sampling; empty without."""
+
+
+def collect(learner: Learner, step: int, seconds: Seconds) -> Collected:
+    """Sample and grade; the cursor moves on by what was drawn. `seconds` gets the time of each phase."""
+    with timed(seconds, "sample"):
+        rollout, shortcut_problem = _sample(learner, step)
+    with timed(seconds, "grade"):
+        errors = grade(learner, rollout)
+    collected = Collected(rollout, errors, shortcut_problem)
+    if learner.grpo.loss.dynamic_sampling:
+        _replace_equal_groups(learner, collected, seconds)
+    return collected
+
+
+def grade(learner: Learner, rollout: Rollout) -> list[str]:
+    """Put rewards into the completions; returns the errors of those that could not be graded (their reward is NaN)."""
+    samples = [Sample(prompt.item, completion.text, {"num_tokens": len(completion.token_ids)}) for prompt, completion in rollout.rows]
+    errors = []
+    for (_, completion), score in zip(rollout.rows, learner.grader.score(samples), strict=True):
+        completion.reward, completion.parts = score.value, score.parts
+        if not math.isfinite(score.value):
+            errors.append(score.error or f"the grader returned {score.value}")
+    return errors
+
+
+def _sample(learner: Learner, step: int) -> tuple[Rollout, str | None]:
+    """The step's rollout. Step 1 also checks the fast forward against the plain one, and samples anew when they differ."""
+    sampling, policy = learner.grpo.sampling, learner.policy
+    prompts = learner.dataset.take(sampling.prompts_per_step)
+    rollout = Rollout(step, sample_groups(policy, prompts, sampling.group_size, sampling, learner.seed, step))
+    if step != 1:
+        return rollout, None
+    check = check_shortcut(policy.network, rollout.rows, temperature=sampling.temperature, pad_id=policy.pad_id)
+    if check.is_equal:
+        return rollout, None
+    if policy.network.is_branched:
+        learner.disable_branching(check.reason)
+        rollout = Rollout(step, sample_groups(policy, prompts, sampling.group_size, sampling, learner.seed, step))
+    return rollout, check.reason
+
+
+def _replace_equal_groups(learner: Learner, collected: Collected, seconds: Seconds) -> None:
+    """Draw fresh prompts in the place of equal groups until the step is full, or the rounds are used up.
+
+    A group that could not be graded stays: the step is quarantined, as it is without dynamic sampling.
+    """
+    sampling, step = learner.grpo.sampling, collected.rollout.step
+    wanted = len(collected.rollout.groups)
+    drawn, num_rounds = list(collected.rollout.groups), 0
+    kept, equal = _split(collected.rollout)
+    while len(kept) < wanted and num_rounds < learner.grpo.loss.dynamic_sampling_rounds:
+        num_rounds += 1
+        with timed(seconds, "sample"):
+            prompts = learner.dataset.take(wanted - len(kept))
+            first = num_rounds * sampling.group_size
+            groups = sample_groups(learner.policy, prompts, sampling.group_size, sampling, learner.seed, step, first_completion=first)
+        fresh = Rollout(step, groups)
+        with timed(seconds, "grade"):
+            collected.grader_errors += grade(learner, fresh)
+        varied, more = _split(fresh)
+        kept, equal, drawn = kept + varied, equal + more, drawn + groups
+    missing = wanted - len(kept)
+    collected.rollout = Rollout(step, kept + (equal[-missing:] if missing else []))
+    rewards = [completion.reward for group in drawn for completion in group.completions if math.isfinite(completion.reward)]
+    collected.metrics = {"groups/resampled": float(len(drawn) - wanted), "groups/resample_rounds": float(num_rounds)}
+    if rewards:
+        collected.metrics["reward/sampled_mean"] = math.fsum(rewards) / len(rewards)
+
+
+def _split(rollout: Rollout) -> tuple[list[Group], list[Group]]:
+    """Groups whose rewards differ (or could not be had), and groups whose rewards are equal."""
+    flags: list[bool] = is_equal(rollout.reward_PG()).tolist()
+    pairs = list(zip(rollout.groups, flags, strict=True))
+    return [group for group, equal in pairs if not equal], [group for group, equal in pairs if equal]
+
+
+@contextmanager
+def timed(seconds: Seconds, phase: str) -> Iterator[None]:
+    """Add the time the block takes to `seconds[phase]`."""
+    started = time.perf_counter()
+    yield
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started
