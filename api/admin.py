@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
+from api.complaint import complain
 from grpo_engine.contract.error import GrpoError
 from jobs.database import DatabaseDamaged
 from jobs.ledger import Ledger, open_ledger
@@ -32,7 +34,7 @@ def rebuild_command(data_dir: DataDir = None) -> None:
         found = rebuild(ledger)
     console.print(f"{len(found.jobs)} jobs and {found.steps} steps restored", highlight=False)
     for problem in found.problems:
-        console.print(f"[red]not restored:[/red] {problem}", highlight=False, soft_wrap=True)
+        console.print(f"[red]not restored:[/red] {escape(str(problem))}", highlight=False, soft_wrap=True)
     if found.problems:
         raise typer.Exit(1)
 
@@ -44,7 +46,7 @@ def backup_command(
     """Copy the SQLite database, consistently, while the server runs."""
     with _ledger(data_dir) as ledger:
         backup(ledger, target)
-    console.print(f"{target} holds the database", highlight=False, soft_wrap=True)
+    console.print(f"{target} holds the database", highlight=False, soft_wrap=True, markup=False)
 
 
 @contextmanager
@@ -56,5 +58,5 @@ def _ledger(data_dir: Path | None) -> Iterator[Ledger]:
         finally:
             ledger.close()
     except (GrpoError, DatabaseDamaged) as error:
-        Console(stderr=True).print(f"[bold red]grpo:[/bold red] {error}", highlight=False, soft_wrap=True)
+        complain(error)
         raise typer.Exit(1) from error

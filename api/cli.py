@@ -13,11 +13,14 @@ from rich.console import Console
 from api import admin, keys
 from api.client import commands
 from api.client.errors import ClientError
+from api.complaint import complain
 from api.demo import EXAMPLES, demo
 from api.embedded.lock import DataDirBusy
 from api.embedded.stack import StackFailed
 from api.embedded.valkey import NoEmbeddedRedis
 from api.up import up
+from grpo_engine.contract.error import GrpoError
+from jobs.database import DatabaseDamaged
 from jobs.settings import Settings, SettingsError, bare_environment
 
 app = typer.Typer(
@@ -68,7 +71,9 @@ def dispatcher_command(data_dir: DataDir = None) -> None:
 @app.command("worker", rich_help_panel="Server")
 def worker_command(
     data_dir: DataDir = None,
-    queues: Annotated[str | None, typer.Option(help="Comma-separated queues to serve. [default: grpo-cpu]")] = None,
+    queues: Annotated[
+        str | None, typer.Option(help="Comma-separated queues to serve. [default: grpo-cpu, and grpo-gpu with a GPU]")
+    ] = None,
     slots: Annotated[int | None, typer.Option(min=1, help="Jobs at once. [default: 1]")] = None,
 ) -> None:
     """Run a worker alone. SIGTERM lets a running job end its step, save, and be queued again."""
@@ -91,8 +96,8 @@ def main() -> None:
     """Entry point. 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     try:
         app()
-    except (ClientError, DataDirBusy, StackFailed, NoEmbeddedRedis, SettingsError) as error:
-        Console(stderr=True).print(f"[bold red]grpo:[/bold red] {error}", highlight=False, soft_wrap=True)
+    except (ClientError, DataDirBusy, StackFailed, NoEmbeddedRedis, SettingsError, GrpoError, DatabaseDamaged, OSError) as error:
+        complain(error)
         sys.exit(1)
 
 

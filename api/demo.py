@@ -101,7 +101,7 @@ def demo(settings: Settings, console: Console, *, should_exit: bool, spec_path: 
         shown.start()
         tend_until(stack, lambda: shown.is_over or interrupts.is_asked)
         if shown.error is not None:
-            console.print(f"[bold red]{shown.error}[/bold red]", highlight=False, soft_wrap=True)
+            console.print(str(shown.error), style="bold red", highlight=False, soft_wrap=True, markup=False)
         elif shown.is_over and not should_exit:
             shown.hints()
             _stay(stack, interrupts, console)

@@ -12,8 +12,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 
+from api.complaint import complain
 from grpo_engine.contract.error import GrpoError
 from jobs.ledger import SCOPES, ApiKeyRecord, Ledger, open_ledger
 from jobs.settings import Settings
@@ -32,7 +34,7 @@ def _ledger(data_dir: Path | None) -> Iterator[Ledger]:
     try:
         yield ledger
     except GrpoError as error:
-        Console(stderr=True).print(f"[bold red]grpo:[/bold red] {error.message}", highlight=False, soft_wrap=True)
+        complain(error.message)
         raise typer.Exit(1) from error
     finally:
         ledger.close()
@@ -62,9 +64,11 @@ def list_keys(data_dir: DataDir = None) -> None:
     """List the keys, without their secrets."""
     with _ledger(data_dir) as ledger:
         records = ledger.list_api_keys()
-    table = Table("id", "name", "scopes", "made", "last used", "state")
+    table = Table(Column("id", no_wrap=True), "name", "scopes", "made", "last used", "state")
     for record in records:
-        table.add_row(record.id, record.name, " ".join(record.scopes), _when(record.created_at), _when(record.last_used_at), _state(record))
+        table.add_row(
+            record.id, escape(record.name), " ".join(record.scopes), _when(record.created_at), _when(record.last_used_at), _state(record)
+        )
     console.print(table)
 
 

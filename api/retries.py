@@ -24,7 +24,7 @@ WINDOW_S = 60.0
 def is_resent(request: Request) -> bool:
     """Whether the SDK says that it sends this request again."""
     count = request.headers.get("x-stainless-retry-count", "0")
-    return count.isdigit() and int(count) > 0
+    return count.isascii() and count.isdecimal() and len(count) <= 9 and int(count) > 0
 
 
 def new_mark(caller: str, body: Any) -> IdempotencyKey:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from rich.console import Console
+from rich.markup import escape
 
 from api.client.sync import DEFAULT_URL
 from api.embedded.stack import Stack
@@ -55,8 +56,10 @@ def running_stack(settings: Settings, console: Console) -> Iterator[tuple[Stack,
     """
     interrupts = Interrupts()
     with interrupts.counted():
-        stack = Stack(settings, lambda words: console.print(words, highlight=False, soft_wrap=True), is_redis_given=is_redis_given())
-        console.print(f"starting the server in {stack.settings.data_dir} ...", highlight=False, soft_wrap=True)
+        stack = Stack(
+            settings, lambda words: console.print(words, highlight=False, soft_wrap=True, markup=False), is_redis_given=is_redis_given()
+        )
+        console.print(f"starting the server in {stack.settings.data_dir} ...", highlight=False, soft_wrap=True, markup=False)
         if not stack.start(lambda: interrupts.is_asked):
             raise KeyboardInterrupt
         try:
@@ -84,8 +87,8 @@ def up(settings: Settings, console: Console) -> None:
         console.print(
             f"[bold]API[/bold]        {stack.url}/v1/fine_tuning/jobs\n"
             f"[bold]Dashboard[/bold]  {stack.url}/\n"
-            f"[bold]Data[/bold]       {stack.settings.data_dir}\n"
-            f"[bold]Logs[/bold]       {stack.logs}\n"
+            f"[bold]Data[/bold]       {escape(str(stack.settings.data_dir))}\n"
+            f"[bold]Logs[/bold]       {escape(str(stack.logs))}\n"
             f"{_address_hint(stack.url)}Ctrl-C stops everything.",
             highlight=False,
             soft_wrap=True,

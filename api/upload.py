@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import anyio
 from fastapi import Request
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
 
@@ -51,7 +51,7 @@ async def receive_upload(request: Request, directory: Path, limit: int) -> Uploa
         upload = await run_in_threadpool(receiver.finish)
         is_whole = True
         return upload
-    except MultipartParseError as error:
+    except FormParserError as error:
         raise InvalidRequest(f"the form is malformed: {error}; send multipart/form-data", param="file") from error
     finally:
         if not is_whole:

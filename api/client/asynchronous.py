@@ -21,12 +21,11 @@ from api.client.sync import (
     MAX_RETRIES,
     RETRY_STATUSES,
     STREAM_TIMEOUT_S,
-    Answer,
     given,
     is_loopback,
     retry_after,
 )
-from api.client.transport import Patience
+from api.client.transport import Answer, Patience, key_header, read_answer, sendable, server_address
 from grpo_engine.contract.view import Checkpoint, ControlCommand, ControlSettings, File, Job, JobEvent, MetricPage, MetricRow, Page
 
 
@@ -36,8 +35,8 @@ class AsyncGrpo:
     def __init__(
         self, base_url: str = DEFAULT_URL, api_key: str | None = None, *, timeout_s: float = 60.0, patience_s: float = 60.0
     ) -> None:
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self.base_url = base_url.rstrip("/")
+        headers = key_header(api_key)
+        self.base_url = server_address(base_url)
         self._patience_s = patience_s
         timeout = httpx.Timeout(timeout_s, connect=5.0)
         self._http = httpx.AsyncClient(base_url=self.base_url, headers=headers, timeout=timeout, trust_env=not is_loopback(base_url))
@@ -138,11 +137,12 @@ class AsyncGrpo:
     async def _ask(self, kind: type[Answer], method: str, path: str, **request: Any) -> Answer:
         for attempt in range(MAX_RETRIES + 1):
             try:
-                response = await self._http.request(method, path, **request)
+                with sendable():
+                    response = await self._http.request(method, path, **request)
             except httpx.TransportError as error:
                 raise ServerUnreachable(self.base_url, error) from error
             if response.is_success:
-                return kind.model_validate_json(response.content, extra="ignore")
+                return read_answer(kind, response, self.base_url)
             if response.status_code not in RETRY_STATUSES or attempt == MAX_RETRIES:
                 break
             await asyncio.sleep(min(retry_after(response, 0.5 * 2**attempt), LONGEST_RETRY_AFTER_S))

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from api.client.display import event_line, number
 from api.client.download import choose, download
@@ -21,6 +22,8 @@ from api.client.watch import Follower
 from grpo_engine.contract.view import Job
 
 PANEL = "Client"
+_PIPE_WIDTH = 1000
+"""Columns of a table that no person looks at: nothing is cut for want of room."""
 
 Url = Annotated[str, typer.Option("--url", envvar="GRPO_BASE_URL", help="Address of the server.")]
 Key = Annotated[str | None, typer.Option("--api-key", envvar="GRPO_API_KEY", help="API key.", show_envvar=True)]
@@ -243,7 +246,7 @@ def load_spec(path: Path) -> dict[str, Any]:
     """A job file. Raises ClientError naming the file."""
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ClientError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ClientError(f"{path} holds no JSON object; see examples/arithmetic.json")
@@ -270,8 +273,9 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], items: Sequenc
         return
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*row)
-    console.print(table, highlight=False, markup=False)
+        table.add_row(*(Text(cell) for cell in row))
+    wide_enough = console if console.is_terminal else Console(width=_PIPE_WIDTH)
+    wide_enough.print(table, highlight=False)
 
 
 def _print_json(content: Any) -> None:

@@ -50,5 +50,17 @@ class ApiError(ClientError):
         )
 
 
+class CannotSend(ClientError):
+    """What was asked for fits in no request; nothing was sent."""
+
+
+class UnknownAnswer(ClientError):
+    """Something answered that is no GRPO server of a version this client knows."""
+
+    def __init__(self, url: str, cause: Exception) -> None:
+        first = str(cause).splitlines()[0]
+        super().__init__(f"the answer of {url} is none of a GRPO server ({first}); look at the address given with --url or GRPO_BASE_URL")
+
+
 class DownloadDamaged(ClientError):
     """A downloaded file is not what the server listed."""

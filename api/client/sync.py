@@ -12,16 +12,15 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from pydantic import BaseModel
 
 from api.client import sse
 from api.client.errors import ApiError, ServerUnreachable
 from api.client.sse import ServerEvent
-from api.client.transport import Opened, Patience
+from api.client.transport import Answer, Opened, Patience, key_header, read_answer, sendable, server_address
 from grpo_engine.contract.view import (
     Checkpoint,
     ControlCommand,
@@ -44,8 +43,6 @@ LONGEST_RETRY_AFTER_S = 30.0
 STREAM_TIMEOUT_S = 45.0
 """A stream silent for longer than its heartbeats is dead."""
 
-Answer = TypeVar("Answer", bound=BaseModel)
-
 
 class Grpo:
     """A GRPO server. Use it as a context manager, or call `close`.
@@ -56,8 +53,8 @@ class Grpo:
     def __init__(
         self, base_url: str = DEFAULT_URL, api_key: str | None = None, *, timeout_s: float = 60.0, patience_s: float = 60.0
     ) -> None:
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self.base_url = base_url.rstrip("/")
+        headers = key_header(api_key)
+        self.base_url = server_address(base_url)
         self._patience_s = patience_s
         self._http = httpx.Client(
             base_url=self.base_url, headers=headers, timeout=httpx.Timeout(timeout_s, connect=5.0), trust_env=not is_loopback(base_url)
@@ -200,12 +197,13 @@ class Grpo:
     # Plumbing
 
     def _ask(self, kind: type[Answer], method: str, path: str, **request: Any) -> Answer:
-        return kind.model_validate_json(self._request(method, path, **request).content, extra="ignore")
+        return read_answer(kind, self._request(method, path, **request), self.base_url)
 
     def _request(self, method: str, path: str, **request: Any) -> httpx.Response:
         for attempt in range(MAX_RETRIES + 1):
             try:
-                response = self._http.request(method, path, **request)
+                with sendable():
+                    response = self._http.request(method, path, **request)
             except httpx.TransportError as error:
                 raise ServerUnreachable(self.base_url, error) from error
             if response.is_success:

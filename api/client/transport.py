@@ -3,13 +3,55 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
+from pydantic import BaseModel, ValidationError
 
-from api.client.errors import ApiError, ServerUnreachable
+from api.client.errors import ApiError, CannotSend, ServerUnreachable, UnknownAnswer
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+def server_address(base_url: str) -> str:
+    """The address, without the `/v1` that the openai SDK's base URL ends in. Raises CannotSend when it is none."""
+    try:
+        url = httpx.URL(urlsplit(base_url).geturl())
+    except (httpx.InvalidURL, ValueError) as error:
+        raise CannotSend(f"{base_url!r} is no address of a server ({error}); give one such as http://127.0.0.1:8000") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise CannotSend(f"{base_url!r} is no address of a server; give one such as http://127.0.0.1:8000")
+    return base_url.rstrip("/").removesuffix("/v1")
+
+
+def key_header(api_key: str | None) -> dict[str, str]:
+    """The header that carries the key. Raises CannotSend when no header can."""
+    if not api_key:
+        return {}
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise CannotSend("the API key holds a line break or a letter that no key has; copy it again")
+    return {"authorization": f"Bearer {api_key}"}
+
+
+@contextmanager
+def sendable() -> Iterator[None]:
+    """Turns what httpx says of values that fit in no request into CannotSend: NaN in JSON, letters no header or address can hold."""
+    try:
+        yield
+    except (ValueError, httpx.InvalidURL) as error:
+        raise CannotSend(f"this cannot be sent: {error}") from error
+
+
+def read_answer(kind: type[Answer], response: httpx.Response, url: str) -> Answer:
+    """The body as a contract view. Raises UnknownAnswer."""
+    try:
+        return kind.model_validate_json(response.content, extra="ignore")
+    except ValidationError as error:
+        raise UnknownAnswer(url, error) from error
 
 
 class Opened:
@@ -21,7 +63,8 @@ class Opened:
 
     def __enter__(self) -> httpx.Response:
         try:
-            response = self._context.__enter__()
+            with sendable():
+                response = self._context.__enter__()
         except httpx.TransportError as error:
             raise ServerUnreachable(self._url, error) from error
         if not response.is_success:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 from pathlib import Path
@@ -27,7 +28,7 @@ class EmbeddedValkey:
                 "bind": "127.0.0.1",
                 "port": str(self.port),
                 "requirepass": password,
-                "dir": f'"{directory.absolute()}"',
+                "dir": _quoted(str(directory.absolute())),
                 "daemonize": "no",
                 "save": '""',
                 "appendonly": "yes",
@@ -39,13 +40,25 @@ class EmbeddedValkey:
 
     @property
     def command(self) -> list[str]:
-        """Program and arguments."""
-        return [str(self._binary), str(self._config.absolute())]
+        """Program and arguments. Valkey takes the path of its configuration for a pattern, and starts open to all when none fits."""
+        return [str(self._binary), _as_pattern(str(self._config.absolute()))]
 
     def _write(self, settings: dict[str, str]) -> None:
         descriptor = os.open(self._config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write("".join(f"{name} {value}\n" for name, value in settings.items()))
+
+
+def _as_pattern(path: str) -> str:
+    """A pattern of glob(3) that only this path fits; without a wildcard in it Valkey takes a path as it stands."""
+    return re.sub(r"([*?\[\\])", r"\\\1", path) if re.search(r"[*?\[]", path) else path
+
+
+def _quoted(text: str) -> str:
+    """One word of the configuration, whatever it holds."""
+    for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
+        text = text.replace(plain, escaped)
+    return f'"{text}"'
 
 
 def _binary() -> Path:

@@ -93,6 +93,37 @@ def test_a_body_just_below_the_cap_is_read(client: httpx.Client, server: Server)
     assert client.post(JOBS, content=padded, headers=JSON).json()["error"]["param"] == "training_file"
 
 
+def test_numbers_that_are_none_in_headers_are_no_defect(client: httpx.Client) -> None:
+    for count in (b"\xb2", b"9" * 5000, b"", b"-1"):
+        answer = client.post(JOBS, json=spec("file-none"), headers={b"x-stainless-retry-count": count})
+        assert answer.json()["error"]["param"] == "training_file"
+
+
+def test_a_boundary_too_long_for_the_parser_is_refused(client: httpx.Client, server: Server) -> None:
+    answer = client.post("/v1/files", content=b"x", headers={"content-type": f"multipart/form-data; boundary={'x' * 500}"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "file")
+    assert list(server.settings.data_dir.glob("files/.incoming*")) == []
+
+
+def test_a_parameter_given_twice_is_refused_and_a_list_is_not(client: httpx.Client) -> None:
+    answer = client.get(f"{JOBS}?limit=1&limit=2")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "limit")
+    assert client.get(f"{JOBS}?metadata[a]=1&metadata[a]=2").json()["error"]["param"] == "metadata[a]"
+    assert client.get(f"{JOBS}/{create(client)}/metrics?names=reward/mean&names=beta/applied").status_code == 200
+
+
+def test_more_labels_than_a_job_can_have_are_refused(client: httpx.Client) -> None:
+    answer = client.get(JOBS, params={f"metadata[k{n}]": "v" for n in range(17)})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "metadata[k16]")
+
+
+def test_a_key_as_long_as_the_body_is_not_answered_in_full(client: httpx.Client) -> None:
+    answer = client.post(JOBS, json={**spec("file-none"), "k" * 900_000: 1})
+    assert answer.status_code == 422
+    assert len(answer.content) < 20_000
+    assert answer.json()["error"]["param"].startswith("kkk")
+
+
 @pytest.mark.parametrize(
     "path",
     [

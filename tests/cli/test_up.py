@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+import redis
 
 from api.embedded.lock import DataDirBusy, DataDirLock
+from api.embedded.valkey import EmbeddedValkey
 from tests.cli.terminal import Terminal, grpo
 from tests.stack import wait_for
 
@@ -104,4 +107,27 @@ def _is_ready(url: str) -> bool:
     try:
         return httpx.get(f"{url}/readyz", timeout=5).status_code == 200
     except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("name", ["with space", "[b]*?", "q\"uo'te\\", "[a]\\b", "é\tü"])
+def test_the_embedded_redis_reads_its_settings_from_any_directory(tmp_path: Path, name: str) -> None:
+    """Valkey takes its path for a pattern and would start without a password, open to all, where none fits."""
+    valkey = EmbeddedValkey(tmp_path / name)
+    process = subprocess.Popen(valkey.command, stdout=subprocess.DEVNULL)
+    try:
+        with redis.Redis.from_url(valkey.url) as client:
+            wait_for(lambda: _answers(client), "Valkey on its own port")
+            found = client.config_get("dir", "requirepass")
+        assert found["dir"] == str(tmp_path / name)
+        assert found["requirepass"]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
         return False
