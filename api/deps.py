@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from api.auth import Caller, KeyRing
 from api.openapi import extra_query
 from api.queue_places import QueuePlaces
+from api.served_queues import ServedQueues
 from api.sse import StreamLimits, StreamSlots
 from api.strict_json import loads_object
 from api.verify import VerifiedFiles
@@ -40,6 +41,7 @@ class Services:
     """Shared by everyone who tries a grader."""
     verified: VerifiedFiles
     places: QueuePlaces
+    served: ServedQueues
 
     @property
     def limits(self) -> StreamLimits:
@@ -76,13 +78,18 @@ async def json_body(request: Request) -> dict[str, Any]:
 
 
 def known_query(request: Request) -> None:
-    """Router-level dependency: a query parameter the route does not know is an error, never ignored."""
+    """Router-level dependency: a query parameter that the route does not know, or that is given twice, is an error, never ignored."""
     route = request.scope.get("route")
     dependant = getattr(route, "dependant", None)
     if dependant is None:
         return
-    known = _query_names(dependant) | extra_query(request.scope.get("endpoint"))
-    for name in request.query_params:
+    lists = _query_names(dependant, is_list=True)
+    known = lists | _query_names(dependant, is_list=False) | extra_query(request.scope.get("endpoint"))
+    seen: set[str] = set()
+    for name, _ in request.query_params.multi_items():
+        if name in seen and name not in lists:
+            raise InvalidRequest(f"query parameter {name[:64]!r} is given twice; keep one", param=name[:64])
+        seen.add(name)
         if name in known or (name.endswith("]") and f"{name.partition('[')[0]}[]" in known):
             continue
         near = difflib.get_close_matches(name, known, n=1)
@@ -90,9 +97,11 @@ def known_query(request: Request) -> None:
         raise InvalidRequest(f"unknown query parameter {name[:64]!r}; {remedy}", param=name[:64])
 
 
-def _query_names(dependant: Dependant) -> frozenset[str]:
-    names = {field.alias for field in dependant.query_params}
-    return frozenset(names).union(*(_query_names(inner) for inner in dependant.dependencies))
+def _query_names(dependant: Dependant, *, is_list: bool) -> frozenset[str]:
+    """Parameters that may be repeated, or those that may not."""
+    fields = dependant.query_params
+    names = {field.alias for field in fields if is_list == ("list[" in str(field.field_info.annotation))}
+    return frozenset(names).union(*(_query_names(inner, is_list=is_list) for inner in dependant.dependencies))
 
 
 ServicesDep = Annotated[Services, Depends(services)]
