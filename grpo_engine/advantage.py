@@ -25,7 +25,7 @@ ABSOLUTE_TOLERANCE = 1e-12
 
 
 class NonFiniteRewards(ValueError):
-    """A reward is NaN or infinite; the caller must quarantine the step before it asks for advantages."""
+    """A reward is infinite, or no completion has one; the caller must quarantine the step before it asks for advantages."""
 
 
 @dataclass(frozen=True)
@@ -47,32 +47,35 @@ class Advantages:
 def group_advantages(reward_PG: Tensor, cfg: LossConfig, is_truncated_PG: Tensor | None = None) -> Advantages:
     """Advantages of a step. `is_truncated_PG` is needed when `cfg.mask_truncated` is set.
 
+    A reward of NaN says that the completion could not be graded: it is left out of its group's statistics and of both terms.
+    A group with fewer than two grades has nothing to compare and counts as one of equal rewards.
     `zero_std_groups`: `keep` leaves a group of equal rewards in both terms (advantage 0, KL gradient alive),
     `mask_policy` takes it out of the policy term's denominator, `drop_all` out of both terms.
     Raises NonFiniteRewards.
     """
     reward_PG = reward_PG.detach().double()
-    if not bool(torch.isfinite(reward_PG).all()):
-        raise NonFiniteRewards("rewards must be finite: quarantine the step or leave the failed completions out")
+    is_graded_PG = ~reward_PG.isnan()
+    if bool(reward_PG.isinf().any()) or not bool(is_graded_PG.any()):
+        raise NonFiniteRewards("rewards must be finite, and some completion must have one: quarantine the step")
     is_zero_std_P = is_equal(reward_PG)
-    centred_PG = (reward_PG - reward_PG.mean(-1, keepdim=True)).where(~is_zero_std_P[:, None], 0.0)
-    std_P = reward_PG.std(-1, correction=cfg.ddof).where(~is_zero_std_P, 0.0)
+    centred_PG = _centred(reward_PG).where(~is_zero_std_P[:, None], 0.0)
+    std_P = _std(reward_PG, cfg.ddof).where(~is_zero_std_P, 0.0)
     match cfg.scale_rewards:
         case "group":
             scaled_PG = centred_PG / (std_P[:, None] + cfg.adv_eps)
         case "batch":
             flat = reward_PG.reshape(1, -1)
-            std = torch.zeros_like(std_P[:1]) if bool(is_equal(flat)) else flat.std(-1, correction=cfg.ddof)
+            std = torch.zeros_like(std_P[:1]) if bool(is_equal(flat)) else _std(flat, cfg.ddof)
             scaled_PG = centred_PG / (std + cfg.adv_eps)
         case "none":
             scaled_PG = centred_PG
     advantage_PG = scaled_PG.where(~is_zero_std_P[:, None], 0.0)
 
-    keep_PG = torch.ones_like(reward_PG, dtype=torch.bool)
+    keep_PG = is_graded_PG
     if cfg.mask_truncated:
         if is_truncated_PG is None:
             raise ValueError("mask_truncated needs to know which completions were truncated")
-        keep_PG = ~is_truncated_PG.bool()
+        keep_PG = keep_PG & ~is_truncated_PG.bool()
     varied_PG = ~is_zero_std_P[:, None]
     return Advantages(
         advantage_PG=advantage_PG,
@@ -83,7 +86,22 @@ def group_advantages(reward_PG: Tensor, cfg: LossConfig, is_truncated_PG: Tensor
     )
 
 
+def _centred(reward_PG: Tensor) -> Tensor:
+    """Rewards less the mean of their group's grades; 0 for those without a grade."""
+    is_graded_PG = ~reward_PG.isnan()
+    known_PG = reward_PG.where(is_graded_PG, 0.0)
+    mean_P = known_PG.sum(-1) / is_graded_PG.sum(-1).clamp(min=1)
+    return (known_PG - mean_P[:, None]).where(is_graded_PG, 0.0)
+
+
+def _std(reward_PG: Tensor, ddof: int) -> Tensor:
+    """(P) Standard deviation of each group's grades."""
+    count_P = (~reward_PG.isnan()).sum(-1)
+    return (_centred(reward_PG).square().sum(-1) / (count_P - ddof).clamp(min=1)).sqrt()
+
+
 def is_equal(reward_PG: Tensor) -> Tensor:
-    """(P) True for groups whose finite rewards are equal up to rounding; never for a group that holds NaN."""
-    spread_P = reward_PG.amax(-1) - reward_PG.amin(-1)
-    return spread_P <= RELATIVE_TOLERANCE * reward_PG.abs().amax(-1) + ABSOLUTE_TOLERANCE
+    """(P) True for groups whose grades are equal up to rounding, or that have fewer than two (NaN is no grade)."""
+    is_graded_PG = ~reward_PG.isnan()
+    spread_P = reward_PG.where(is_graded_PG, -torch.inf).amax(-1) - reward_PG.where(is_graded_PG, torch.inf).amin(-1)
+    return spread_P <= RELATIVE_TOLERANCE * reward_PG.where(is_graded_PG, 0.0).abs().amax(-1) + ABSOLUTE_TOLERANCE

@@ -79,7 +79,7 @@ def _sample(learner: Learner, step: int) -> tuple[Rollout, str | None]:
 def _replace_equal_groups(learner: Learner, collected: Collected, seconds: Seconds) -> None:
     """Draw fresh prompts in the place of equal groups until the step is full, or the rounds are used up.
 
-    A group that could not be graded stays: the step is quarantined, as it is without dynamic sampling.
+    A group with fewer than two grades has nothing to compare and is replaced as well.
     """
     sampling, step = learner.grpo.sampling, collected.rollout.step
     wanted = len(collected.rollout.groups)
@@ -105,7 +105,7 @@ def _replace_equal_groups(learner: Learner, collected: Collected, seconds: Secon
 
 
 def _split(rollout: Rollout) -> tuple[list[Group], list[Group]]:
-    """Groups whose rewards differ (or could not be had), and groups whose rewards are equal."""
+    """Groups whose grades differ, and groups whose grades are equal or missing."""
     flags: list[bool] = is_equal(rollout.reward_PG()).tolist()
     pairs = list(zip(rollout.groups, flags, strict=True))
     return [group for group, equal in pairs if not equal], [group for group, equal in pairs if equal]

@@ -61,8 +61,10 @@ def train_step(learner: Learner, step: int) -> StepResult:
         kl_details: dict[str, Any] | None = None
         advantages: Advantages | None = None
         tensors: StepTensors | None = None
-        if not bool(torch.isfinite(reward_PG).all()):
+        if bool(reward_PG.isinf().any()):
             quarantine = "a reward is not a finite number"
+        elif bool(reward_PG.isnan().all()):
+            quarantine = "no completion could be graded"
         else:
             advantages = group_advantages(reward_PG, learner.grpo.loss, rollout.is_truncated_PG())
             metrics |= group_metrics(advantages)

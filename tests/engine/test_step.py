@@ -151,7 +151,7 @@ BROKEN_GRADER = {"type": "string_check", "reference": "{{item.no_such_column}}",
 
 
 def break_rewards(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
-    """One completion of these steps gets a NaN reward."""
+    """One completion of these steps gets an infinite reward."""
     import grpo_engine.collect as collect_module
 
     real = collect_module.grade
@@ -159,8 +159,8 @@ def break_rewards(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
     def grade(learner: Learner, rollout: Rollout) -> list[str]:
         errors = real(learner, rollout)
         if rollout.step in steps:
-            rollout.groups[0].completions[0].reward = math.nan
-            errors = [*errors, "the grader returned nan"]
+            rollout.groups[0].completions[0].reward = math.inf
+            errors = [*errors, "the grader returned inf"]
         return errors
 
     monkeypatch.setattr(collect_module, "grade", grade)
@@ -215,6 +215,29 @@ def test_a_step_with_broken_numbers_leaves_weights_and_beta_alone(
     assert rows[3]["beta/action"] == 0
     assert events(run_dir, "step.completed")[2].data["beta"]["nonfinite_skips"] == 1
     assert outcome(run_dir).status == "succeeded"
+
+
+def test_a_completion_that_could_not_be_graded_leaves_the_others_training(
+    job: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """https://github.com/huggingface/trl/issues/4501: one missing grade costs that completion, not the step."""
+    import grpo_engine.collect as collect_module
+
+    real = collect_module.grade
+
+    def grade(learner: Learner, rollout: Rollout) -> list[str]:
+        real(learner, rollout)
+        rollout.groups[0].completions[0].reward = math.nan
+        return ["the grader gave no answer within 10 s"]
+
+    monkeypatch.setattr(collect_module, "grade", grade)
+    run_dir = train(job, f"one-missing-{tmp_path.name}", make_spec(job, checkpoints={"every": 1}, limits={"num_steps": 2}))
+    assert not events(run_dir, "step.quarantined")
+    assert weights_sha256(run_dir, 2) != weights_sha256(run_dir, 1)
+    rows = series(run_dir)
+    assert 0 < rows[1]["grader/failed_frac"] < 1
+    assert all(math.isfinite(value) for value in rows[1].values())
+    assert len(events(run_dir, "grader.failed")) == 2
 
 
 def test_abort_ends_the_run_as_diverged_with_clean_weights(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:

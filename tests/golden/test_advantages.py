@@ -102,7 +102,30 @@ def test_truncated_completions_leave_both_terms_but_not_the_statistics() -> None
         group_advantages(rewards, LossConfig(mask_truncated=True))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_non_finite_rewards_are_refused(bad: float) -> None:
+@pytest.mark.parametrize("rewards", [[[1.0, float("inf")]], [[1.0, float("-inf")]], [[float("nan")] * 2, [float("nan")] * 2]])
+def test_non_finite_rewards_are_refused(rewards: list[list[float]]) -> None:
     with pytest.raises(NonFiniteRewards, match="quarantine"):
-        advantages([[1.0, bad]])
+        advantages(rewards)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_a_completion_without_a_grade_is_as_if_it_were_not_there(scale: str, ddof: int) -> None:
+    nan = float("nan")
+    cfg = LossConfig(scale_rewards=scale, ddof=ddof)  # type: ignore[arg-type]
+    got = group_advantages(torch.tensor([[1.0, nan, 0.0, 0.0, nan]], dtype=torch.float64), cfg)
+    alone = group_advantages(torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64), cfg)
+    assert got.advantage_PG[0, [0, 2, 3]].tolist() == alone.advantage_PG[0].tolist()
+    assert got.advantage_PG[0, [1, 4]].tolist() == [0.0, 0.0]
+    assert got.std_P.tolist() == alone.std_P.tolist()
+    assert got.policy_keep_PG.tolist() == got.kl_keep_PG.tolist() == [[True, False, True, True, False]]
+
+
+def test_a_group_with_one_grade_has_nothing_to_compare() -> None:
+    nan = float("nan")
+    rewards = torch.tensor([[3.0, nan, nan], [nan, nan, nan], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    got = group_advantages(rewards, LossConfig(zero_std_groups="mask_policy"))
+    assert got.is_zero_std_P.tolist() == [True, True, False]
+    assert got.advantage_PG[:2].tolist() == [[0.0] * 3, [0.0] * 3]
+    assert got.policy_keep_PG.tolist() == [[False] * 3, [False] * 3, [True] * 3]
+    assert got.kl_keep_PG.tolist() == [[True, False, False], [False] * 3, [True] * 3]
