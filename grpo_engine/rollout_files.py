@@ -44,7 +44,7 @@ class RolloutFiles:
             self._directory.mkdir(exist_ok=True)
             self._write(self._directory / rollout_name(result.step), "".join(f"{line}\n" for line in self._lines(result)))
             for step in self._steps()[: -cfg.rollouts_keep]:
-                (self._directory / rollout_name(step)).unlink()
+                (self._directory / rollout_name(step)).unlink(missing_ok=True)
         except OSError as error:
             return f"the rollouts of step {result.step} could not be kept: {error}"
         return None

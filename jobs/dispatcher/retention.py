@@ -1,8 +1,9 @@
-"""Deletes checkpoints that are no longer needed: old resume states, and published ones beyond `checkpoints.keep`.
+"""Deletes checkpoints that are no longer needed: old resume states, and published ones beyond `checkpoints.keep`; and rollouts.
 
 A published checkpoint goes only when newer ones were accepted (one from a stretch that is being done anew, when that
 stretch was); pinned ones stay. Of the resume states of earlier
-attempts, those older than the current attempt's go; a job that succeeded or was cancelled keeps none.
+attempts, those older than the current attempt's go; a job that succeeded or was cancelled keeps none. An engine bounds the
+rollouts of its own attempt; here those of earlier attempts go, so that all attempts together keep `telemetry.rollouts_keep` steps.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ class Retention:
             if directory.exists():
                 shutil.rmtree(directory)
                 log.info("checkpoint %s of attempt %d of job %s was deleted", record.name, record.epoch, job.id)
+        self._sweep_rollouts(job)
+
+    def _sweep_rollouts(self, job: JobRecord) -> None:
+        """Of a step kept by several attempts the latest attempt's counts."""
+        artifacts = self._ledger.artifacts
+        kept = {(step, epoch) for epoch in artifacts.epochs(job.id) for step in artifacts.rollout_steps(job.id, epoch)}
+        newest = sorted(kept, reverse=True)[: job.spec.method.grpo.telemetry.rollouts_keep]
+        for step, epoch in kept.difference(newest):
+            if epoch < job.epoch:
+                artifacts.rollouts_path(job.id, epoch, step).unlink(missing_ok=True)
 
     def _due(self, job: JobRecord) -> list[CheckpointRecord]:
         published, resume = self._ledger.stored_checkpoints(job.id)

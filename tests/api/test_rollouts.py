@@ -11,6 +11,7 @@ import pytest
 import zstandard
 
 from jobs.dispatcher.intake import dispatch_json
+from jobs.dispatcher.retention import Retention
 from tests.api.conftest import ROWS, Hand, Server, create, event, jsonl, spec, step_event, upload
 
 JOBS = "/v1/fine_tuning/jobs"
@@ -67,6 +68,20 @@ def test_the_run_of_a_step_that_counts_is_shown(client: httpx.Client, hand: Hand
     assert [shown(client, job_id, step=step)["attempt"] for step in (1, 2)] == [1, 2]
     assert shown(client, job_id)["data"][0]["completion"] == "2/2/0"
     assert client.get(f"{JOBS}/{job_id}/rollouts", params={"step": 3}).status_code == 404
+
+
+def test_all_attempts_together_keep_so_many_steps(client: httpx.Client, hand: Hand, server: Server) -> None:
+    job_id = create(client, telemetry={"rollouts_keep": 3})
+    first = hand.start(job_id)
+    for step in (1, 2, 3, 4):
+        keep(server, job_id, first, step)
+    hand.finish(job_id, "queued")
+    second = hand.start(job_id)
+    for step in (4, 5):
+        keep(server, job_id, second, step)
+    Retention(hand.ledger).sweep(hand.ledger.get_job(job_id))
+    artifacts = hand.ledger.artifacts
+    assert (artifacts.rollout_steps(job_id, first), artifacts.rollout_steps(job_id, second)) == ([4], [4, 5])
 
 
 def test_what_is_not_there_says_why(client: httpx.Client, hand: Hand, server: Server) -> None:
