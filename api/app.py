@@ -18,7 +18,26 @@ from api.deps import Services, known_query
 from api.middleware import BodyLimit, RequestId
 from api.openapi import describe
 from api.queue_places import QueuePlaces
-from api.routes import checkpoints, control, dashboard, events, files, graders, health, jobs, logs, metrics, models
+from api.routes import (
+    checkpoints,
+    compare,
+    control,
+    dashboard,
+    events,
+    files,
+    forks,
+    graders,
+    guardrails,
+    health,
+    jobs,
+    logs,
+    metrics,
+    models,
+    promotions,
+    rollouts,
+    webhooks,
+)
+from api.served_queues import ServedQueues
 from api.sse import StreamLimits, StreamSlots
 from api.verify import VerifiedFiles
 from grpo_engine.grader import ProcessPool
@@ -26,7 +45,9 @@ from jobs.ledger import open_ledger
 from jobs.live import Live
 from jobs.settings import Settings
 
-ROUTERS = (jobs, events, metrics, logs, checkpoints, control, files, models, graders)
+ROUTERS = (
+    jobs, forks, events, metrics, rollouts, logs, checkpoints, promotions, control, guardrails, compare, files, models, graders, webhooks,
+)  # fmt: skip
 """Closed by default: `authorise` stands before every route of these."""
 
 
@@ -39,6 +60,7 @@ def create_app(settings: Settings | None = None, *, limits: StreamLimits | None 
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         parts.grader_pool.close()
+        parts.served.close()
         parts.live.close()
         parts.ledger.close()
 
@@ -68,17 +90,20 @@ def create_app(settings: Settings | None = None, *, limits: StreamLimits | None 
 
 def _build(settings: Settings, limits: StreamLimits | None) -> Services:
     ledger = open_ledger(settings)
+    live = Live.connect(settings)
+    served = ServedQueues(live)
     chosen = limits or StreamLimits(poll_s=settings.poll_s, max_streams=settings.sse_total, max_per_key=settings.sse_per_key)
     return Services(
         settings=settings,
         artifacts=ledger.artifacts,
         ledger=ledger,
-        live=Live.connect(settings),
+        live=live,
         keys=KeyRing(ledger, settings.api_key),
         slots=StreamSlots(chosen),
         grader_pool=ProcessPool(),
         verified=VerifiedFiles(),
-        places=QueuePlaces(ledger.database),
+        places=QueuePlaces(ledger.database, served),
+        served=served,
     )
 
 

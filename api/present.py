@@ -9,8 +9,12 @@ from typing import Any
 
 from starlette.responses import Response
 
+from api.advisories import remarks_on
+from api.queue_places import Place
 from grpo_engine.contract import view
 from grpo_engine.contract.view import NonFinite, Number
+from jobs.ledger.lineage import LineageRecord
+from jobs.ledger.promotions import PromotionRecord
 from jobs.ledger.records import CheckpointRecord, CommandRecord, EventRecord, FileRecord, JobRecord, StepRecord
 from jobs.lifecycle import State
 
@@ -41,8 +45,12 @@ def as_float(raw: Any) -> float | None:
     return float(raw) if isinstance(raw, int) and not isinstance(raw, bool) else None
 
 
-def job_view(job: JobRecord, *, fine_tuned_model: str | None = None, ahead: int | None = None) -> view.Job:
-    """The Job object. `fine_tuned_model`: id of the last published checkpoint. `ahead`: jobs that wait before this one."""
+def job_view(
+    job: JobRecord, *, fine_tuned_model: str | None = None, place: Place | None = None, line: LineageRecord | None = None
+) -> view.Job:
+    """The Job object. `fine_tuned_model`: id of the last published checkpoint. `place`: where it waits.
+    `line`: where its weights come from."""
+    line = line or LineageRecord()
     spec: dict[str, Any] = json.loads(job.spec_json)
     grpo: dict[str, Any] = spec["method"]["grpo"]
     eta = _eta(job)
@@ -67,11 +75,17 @@ def job_view(job: JobRecord, *, fine_tuned_model: str | None = None, ahead: int 
         user_provided_suffix=spec["suffix"],
         metadata=spec["metadata"],
         method=spec["method"],
-        queue=None if ahead is None else view.Queue(position=ahead + 1, ahead=ahead),
+        queue=None if place is None else view.Queue(position=place.ahead + 1, ahead=place.ahead, eta=place.eta, note=place.note),
         progress=view.Progress(step=job.step, num_steps=job.num_steps, eta=eta),
         kl=_kl_state(job, spec["model"], grpo),
         resolved=grpo,
-        lineage=view.Lineage(root_model=spec["model"]),
+        warnings=remarks_on(job.spec_json).warnings,
+        lineage=view.Lineage(
+            root_model=line.root_model or spec["model"],
+            parent_job=line.parent_job,
+            parent_checkpoint=line.parent_checkpoint,
+            forks=list(line.forks),
+        ),
     )
 
 
@@ -112,8 +126,8 @@ def metric_row(row: StepRecord) -> dict[str, Any]:
     return {"step": row.step, "epoch": row.epoch, "seq": row.seq, "logged_at": int(row.time), "metrics": metrics}
 
 
-def checkpoint_view(record: CheckpointRecord) -> view.Checkpoint:
-    """Published weights."""
+def checkpoint_view(record: CheckpointRecord, promotion: PromotionRecord | None = None) -> view.Checkpoint:
+    """Published weights, and their promotion if there is one."""
     readings = {"ref_kl": record.ref_kl, "reward": record.reward, "beta": record.beta}
     metrics: dict[str, Number | int | None] = {"step": record.step, **{name: as_number(value) for name, value in readings.items()}}
     return view.Checkpoint(
@@ -126,6 +140,10 @@ def checkpoint_view(record: CheckpointRecord) -> view.Checkpoint:
         name=record.name,
         bytes=record.bytes,
         files=[view.CheckpointFile(name=file["name"], bytes=file["bytes"], sha256=file["sha256"]) for file in record.files],
+        pinned=record.pinned,
+        promotion=None
+        if promotion is None
+        else view.Promotion(promoted_at=int(promotion.promoted_at), actor=promotion.actor, gates=promotion.gates, note=promotion.note),
     )
 
 
@@ -165,13 +183,12 @@ def _job_error(job: JobRecord) -> view.JobError | None:
     return view.JobError(code=job.error.code, message=job.error.message, param=job.error.param)
 
 
-def _kl_state(job: JobRecord, model: str, grpo: dict[str, Any]) -> view.KlState | None:
-    if job.step == 0:
-        return None
+def _kl_state(job: JobRecord, model: str, grpo: dict[str, Any]) -> view.KlState:
     has_reference = any(name.startswith("kl/ref/") for name in job.metrics)
     sha256 = job.beta.get("ref_sha256")
     return view.KlState(
         step=job.step,
+        divergence=remarks_on(job.spec_json).divergence,
         ref_kl=as_number(job.metrics.get(f"kl/ref/{grpo['kl']['estimator']}/mean")),
         beta=as_number(job.metrics.get("beta/applied")),
         target=as_number(job.beta.get("target")),

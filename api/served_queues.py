@@ -11,6 +11,7 @@ from typing import Any
 
 from grpo_engine.contract.error import Unavailable
 from jobs.live import Live
+from jobs.queue import CPU_QUEUE, GPU_QUEUE
 
 _FRESH_S = 1.0
 _PATIENCE_S = 0.25
@@ -67,6 +68,8 @@ def slots_by_queue(workers: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
 
 def unserved(queue: str) -> str:
     """The words for a queue without a worker."""
-    if queue == "grpo-gpu":
+    if queue == CPU_QUEUE:
+        return f"no live worker serves {queue}; start one with `grpo worker`"
+    if queue == GPU_QUEUE:
         return "no live worker serves grpo-gpu; start `grpo worker` on a machine with an NVIDIA GPU, or set method.grpo.resources.gpus to 0"
     return f"no live worker serves {queue}; start one with `grpo worker --queues {queue}`"

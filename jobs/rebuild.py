@@ -44,6 +44,9 @@ def rebuild(ledger: Ledger) -> Rebuilt:
             found.problems.append(f"{job_id}: {type(error).__name__}: {error}")
         else:
             found.jobs.append(job_id)
+    for job_id in found.jobs:
+        with ledger.database.write() as connection:
+            ledger.record_lineage(connection, job_id, ledger.get_job(job_id).spec.model)
     return found
 
 

@@ -43,7 +43,8 @@ def list_checkpoints(
 ) -> Response:
     """Published checkpoints, newest first."""
     page = services.ledger.checkpoints(job_id, after=after, limit=limit)
-    shown = [checkpoint_view(record) for record in page.data]
+    promoted = services.ledger.promotions_of([record.id for record in page.data])
+    shown = [checkpoint_view(record, promoted.get(record.id)) for record in page.data]
     ids = {"first_id": shown[0].id, "last_id": shown[-1].id} if shown else {}
     return answer(Page[Checkpoint](data=shown, has_more=page.has_more, **ids))
 
@@ -52,7 +53,8 @@ def list_checkpoints(
 @requires("read")
 def get(job_id: JobId, checkpoint_id: CheckpointId, services: ServicesDep) -> Response:
     """One checkpoint with its files."""
-    return answer(checkpoint_view(_find(services, job_id, checkpoint_id)))
+    record = find_checkpoint(services, job_id, checkpoint_id)
+    return answer(checkpoint_view(record, services.ledger.promotions_of([record.id]).get(record.id)))
 
 
 @router.get("/{checkpoint_id}/content", response_class=Response, responses=_CONTENT)
@@ -67,7 +69,7 @@ def content(
 ) -> Response:
     """The whole checkpoint as an uncompressed tar of one folder, or with `file` one file of it, by range when asked. The files are
     compared with their SHA-256 first; 409 when they differ."""
-    record = _find(services, job_id, checkpoint_id)
+    record = find_checkpoint(services, job_id, checkpoint_id)
     if file is None:
         with ExitStack() as stack:
             opened = [_open(services, record, member, stack) for member in record.files]
@@ -87,8 +89,10 @@ def content(
 @router.delete("/{checkpoint_id}", response_model=Deleted)
 @requires("control")
 def delete(job_id: JobId, checkpoint_id: CheckpointId, services: ServicesDep) -> Response:
-    """Remove a published checkpoint for good; downloads under way still finish."""
-    record = _find(services, job_id, checkpoint_id)
+    """Remove a published checkpoint for good; downloads under way still finish. 409 while it is pinned."""
+    record = find_checkpoint(services, job_id, checkpoint_id)
+    if record.pinned:
+        raise Conflict(f"checkpoint {record.id} is pinned; DELETE its pin first (and its promotion, if it is promoted)")
     services.ledger.mark_checkpoint(record.id, is_deleted=True)
     directory = services.artifacts.checkpoint_dir(record.job_id, record.epoch, record.name)
     if directory.exists():
@@ -96,11 +100,19 @@ def delete(job_id: JobId, checkpoint_id: CheckpointId, services: ServicesDep) ->
     return answer(Deleted(id=record.id, object="fine_tuning.job.checkpoint"))
 
 
-def _find(services: Services, job_id: str, checkpoint_id: str) -> CheckpointRecord:
+def find_checkpoint(services: Services, job_id: str, checkpoint_id: str) -> CheckpointRecord:
+    """A published checkpoint of this job. Raises NotFound."""
     record = services.ledger.get_checkpoint(checkpoint_id)
     if record.job_id != job_id or record.kind != "published":
         raise NotFound(f"job {job_id} has no checkpoint {checkpoint_id}; list its checkpoints")
     return record
+
+
+def verify(services: Services, record: CheckpointRecord) -> None:
+    """Compare every file with its SHA-256. Raises CheckpointDamaged."""
+    for member in record.files:
+        with ExitStack() as stack:
+            _open(services, record, member, stack)
 
 
 def _open(services: Services, record: CheckpointRecord, member: dict[str, Any], stack: ExitStack) -> OpenFile:

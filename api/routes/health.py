@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry, generate_latest
@@ -15,6 +16,7 @@ from api.auth import requires
 from api.deps import Services, ServicesDep
 from api.openapi import produces
 from api.present import as_float
+from api.served_queues import unserved
 from grpo_engine.contract.error import GrpoError
 from jobs.lifecycle import State
 
@@ -36,11 +38,16 @@ def healthz() -> dict[str, str]:
 
 @public.get("/readyz", responses=produces("application/json", status=503))
 def readyz(services: ServicesDep) -> Response:
-    """Database, Redis, a live worker, and disk. 503 when jobs could not be accepted or run; what is down says so by name."""
-    checks = {"database": _database(services), "redis": _redis(services), "worker": _worker(services), "disk": _disk(services)}
+    """Database, Redis, a dispatcher, a live worker, and disk. 503 when jobs could not be accepted or run; what is down says so by
+    name. `warnings` tells of jobs that wait in a queue no live worker serves; the server is ready for others."""
+    checks = {
+        "database": _database(services), "redis": _redis(services), "dispatcher": _dispatcher(services), "worker": _worker(services),
+        "disk": _disk(services),
+    }  # fmt: skip
     is_ready = all(check == "ok" for check in checks.values())
     headers = {} if is_ready else {"retry-after": "5"}
-    return JSONResponse({"status": "ready" if is_ready else "not_ready", "checks": checks}, 200 if is_ready else 503, headers)
+    shown = {"status": "ready" if is_ready else "not_ready", "checks": checks, "warnings": _unserved(services)}
+    return JSONResponse(shown, 200 if is_ready else 503, headers)
 
 
 @closed.get("/metrics", response_class=Response, responses=produces("text/plain"))
@@ -98,6 +105,27 @@ def _redis(services: Services) -> str:
     except GrpoError as error:
         return error.message
     return "ok"
+
+
+def _dispatcher(services: Services) -> str:
+    try:
+        sign = services.live.dispatcher()
+    except GrpoError as error:
+        return error.message
+    return "ok" if sign is not None else "no dispatcher has turned lately, so queued jobs do not start; start one with `grpo dispatcher`"
+
+
+def _unserved(services: Services) -> list[str]:
+    """One sentence for each queue in which jobs wait for a worker that is not there."""
+    slots = services.served.slots()
+    if slots is None:
+        return []
+    try:
+        waiting = Counter(job.queue for job in services.ledger.jobs_in([State.QUEUED, State.DISPATCHED]))
+    except GrpoError:
+        return []  # `checks` names the database already
+    plural = {1: "job waits"}
+    return [f"{number} {plural.get(number, 'jobs wait')}: {unserved(queue)}" for queue, number in waiting.items() if not slots.get(queue)]
 
 
 def _worker(services: Services) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request
@@ -13,16 +15,21 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from api import retries
-from api.admission import admit
+from api.admission import Admission, admit
+from api.advisories import warnings_about
 from api.auth import Caller, requires
+from api.conditions import names_etag
 from api.deps import BodyDep, CallerDep, Services, ServicesDep
 from api.openapi import accepts_query, json_request
 from api.present import answer, job_view, outcome_view
+from api.served_queues import unserved
 from grpo_engine.contract.error import InvalidRequest, NotFound, NotImplementedYet
 from grpo_engine.contract.job import JobSpec
-from grpo_engine.contract.view import Job, JobOutcome, Page, Validated
+from grpo_engine.contract.view import Job, JobOutcome, JobWarning, Page, Validated
+from jobs.ledger.lineage import LineageRecord
 from jobs.ledger.records import IdempotencyKey, JobRecord, body_sha256
 from jobs.lifecycle import State, states_of_status
+from jobs.queue import queue_of
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["jobs"])
 
@@ -30,6 +37,8 @@ JobId = Annotated[str, Path(max_length=80)]
 KeyText = Annotated[str, Path(min_length=1, max_length=255)]
 Status = Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
 Action = Literal["cancel", "pause", "resume"]
+_MAX_LABELS = 16
+"""Labels a job can have, and so that can be asked for."""
 
 
 class JobNotFinished(NotFound):
@@ -51,7 +60,7 @@ async def create(
     if idempotency_key is not None:
         return await run_in_threadpool(_create_with_key, services, caller, idempotency_key, body)
     mark = await run_in_threadpool(_mark, services, caller, body, retries.is_resent(request))
-    response, is_new = await run_in_threadpool(_create, services, mark, body)
+    response, is_new = await run_in_threadpool(create_once, services, mark, partial(admit, body, services))
     if is_new and not await request.is_disconnected():
         response.background = BackgroundTask(retries.note_delivered, services.ledger.database, mark)
     return response
@@ -72,7 +81,8 @@ def validate(body: BodyDep, services: ServicesDep, probe: bool = False) -> Respo
         raise NotImplementedYet("probe is not implemented in this version; leave it out", param="probe")
     admission = admit(body, services)
     resolved = admission.spec.model_dump(mode="json")
-    return answer(Validated(resolved=resolved, rows=admission.num_rows, disk_bytes_needed=admission.disk_bytes))
+    warnings = [*warnings_about(admission.spec), *_nobody_serves(services, admission.spec)]
+    return answer(Validated(resolved=resolved, rows=admission.num_rows, disk_bytes_needed=admission.disk_bytes, warnings=warnings))
 
 
 @router.get("", response_model=Page[Job])
@@ -96,7 +106,8 @@ def list_jobs(
         metadata=_labels(request),
         created_after=created_after,
     )
-    shown = [_show(services, job) for job in page.data]
+    lines = services.ledger.lineages([job.id for job in page.data])
+    shown = [_show(services, job, lines[job.id]) for job in page.data]
     ids = {"first_id": shown[0].id, "last_id": shown[-1].id} if shown else {}
     return answer(Page[Job](data=shown, has_more=page.has_more, **ids))
 
@@ -107,18 +118,18 @@ async def get(
     job_id: JobId,
     services: ServicesDep,
     wait: Annotated[float, Query(ge=0, le=60)] = 0.0,
-    if_none_match: Annotated[str | None, Header(max_length=200)] = None,
+    if_none_match: Annotated[str | None, Header(max_length=2000)] = None,
 ) -> Response:
     """The job. With `wait`, answers when its state changes (or its ETag differs), at the latest after so many seconds."""
     deadline = time.monotonic() + wait
     first, response = await run_in_threadpool(_read, services, job_id)
     job = first
     while (left := deadline - time.monotonic()) > 0 and not job.is_terminal:
-        if job.state != first.state or (if_none_match is not None and response.headers["etag"] != if_none_match):
+        if job.state != first.state or (if_none_match is not None and not names_etag(if_none_match, response.headers["etag"])):
             break
         await asyncio.sleep(min(services.limits.poll_s, left))
         job, response = await run_in_threadpool(_read, services, job_id)
-    if if_none_match is not None and if_none_match == response.headers["etag"]:
+    if if_none_match is not None and names_etag(if_none_match, response.headers["etag"]):
         return Response(status_code=304, headers={"etag": response.headers["etag"]})
     return response
 
@@ -159,21 +170,27 @@ def _request(services: Services, caller: Caller, job_id: str, action: Action) ->
 
 
 def _mark(services: Services, caller: Caller, body: dict[str, Any], is_resent: bool) -> IdempotencyKey:
-    earlier = retries.undelivered(services.ledger.database, _owner(caller), body) if is_resent else None
-    return earlier or retries.new_mark(_owner(caller), body)
+    earlier = retries.undelivered(services.ledger.database, owner(caller), body) if is_resent else None
+    return earlier or retries.new_mark(owner(caller), body)
 
 
 def _create_with_key(services: Services, caller: Caller, key: str, body: dict[str, Any]) -> Response:
-    return _create(services, IdempotencyKey(_owner(caller), key, body_sha256(body)), body)[0]
+    return create_once(services, IdempotencyKey(owner(caller), key, body_sha256(body)), partial(admit, body, services))[0]
 
 
-def _create(services: Services, key: IdempotencyKey, body: dict[str, Any]) -> tuple[Response, bool]:
+def create_once(services: Services, key: IdempotencyKey | None, admitted: Callable[[], Admission]) -> tuple[Response, bool]:
     """The answer, and whether it is about a job made now. An earlier job is found before the body is checked again."""
-    earlier = services.ledger.find_idempotent(key)
+    earlier = None if key is None else services.ledger.find_idempotent(key)
     if earlier is not None:
         return answer(_show(services, earlier), headers={"idempotency-replayed": "true"}), False
-    admission = admit(body, services)
-    job = services.ledger.create_job(admission.spec, training_path=admission.training_path, idempotency=key)
+    admission = admitted()
+    job = services.ledger.create_job(
+        admission.spec,
+        training_path=admission.training_path,
+        validation_path=admission.validation_path,
+        weights=admission.weights,
+        idempotency=key,
+    )
     shown = _show(services, job)
     return answer(shown, status=201, headers={"location": f"{router.prefix}/{job.id}", "etag": _etag(shown)}), True
 
@@ -184,8 +201,9 @@ def _read(services: Services, job_id: str) -> tuple[JobRecord, Response]:
     return job, answer(shown, headers={"etag": _etag(shown)})
 
 
-def _show(services: Services, job: JobRecord) -> Job:
-    return job_view(job, fine_tuned_model=_fine_tuned_model(services, job), ahead=services.places.ahead(job))
+def _show(services: Services, job: JobRecord, line: LineageRecord | None = None) -> Job:
+    line = line or services.ledger.lineages([job.id])[job.id]
+    return job_view(job, fine_tuned_model=_fine_tuned_model(services, job), place=services.places.place(job), line=line)
 
 
 def _fine_tuned_model(services: Services, job: JobRecord) -> str | None:
@@ -195,14 +213,21 @@ def _fine_tuned_model(services: Services, job: JobRecord) -> str | None:
     return published[0].id if published else None
 
 
+def _nobody_serves(services: Services, spec: JobSpec) -> list[JobWarning]:
+    """A warning when the job would wait for a worker that is not there."""
+    queue, slots = queue_of(spec.method.grpo.resources.gpus), services.served.slots()
+    if slots is None or slots.get(queue, 0) > 0:
+        return []
+    return [JobWarning(code="no_worker", param="method.grpo.resources.gpus", message=unserved(queue))]
+
+
 def _labels(request: Request) -> dict[str, str]:
     labels: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name.startswith("metadata["):
-            label = name.removeprefix("metadata[").removesuffix("]")
-            if label in labels:
-                raise InvalidRequest(f"{name} is given twice; keep one", param=name)
-            labels[label] = value
+            labels[name.removeprefix("metadata[").removesuffix("]")] = value
+            if len(labels) > _MAX_LABELS:
+                raise InvalidRequest(f"more than {_MAX_LABELS} labels; a job has no more", param=name[:64])
     return labels
 
 
@@ -210,5 +235,6 @@ def _etag(job: Job) -> str:
     return f'"{hashlib.sha256(job.model_dump_json().encode()).hexdigest()[:32]}"'
 
 
-def _owner(caller: Caller) -> str:
+def owner(caller: Caller) -> str:
+    """Whose idempotency keys they are."""
     return caller.key_id or "local"

@@ -43,7 +43,7 @@ def metrics(
 ) -> Response:
     """Rows in step order, both ends of a range included; steps that a rewind superseded are gone. `names` may be repeated or hold
     commas. `resolution` answers with that many buckets a metric instead, each with first, last, min and max."""
-    chosen = _names(names)
+    chosen = metric_names(names)
     rows = services.ledger.metrics(
         job_id,
         chosen,
@@ -96,7 +96,8 @@ def integrity(job_id: JobId, services: ServicesDep) -> Response:
     return answer(shown)
 
 
-def _names(given: list[str] | None) -> list[str] | None:
+def metric_names(given: list[str] | None) -> list[str] | None:
+    """Names repeated or with commas, each once; None when none are given. Raises InvalidRequest for one that is no metric."""
     if given is None:
         return None
     names = list(dict.fromkeys(name.strip() for part in given for name in part.split(",") if name.strip()))

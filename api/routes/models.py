@@ -14,18 +14,18 @@ from grpo_engine.contract.error import NotFound
 from grpo_engine.contract.presets import PRESETS
 from grpo_engine.contract.view import Model, Page
 from jobs.ledger.records import CheckpointRecord, checkpoint_record
-from jobs.tables import checkpoints
+from jobs.tables import checkpoints, promotions
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
 _MAX_TUNED = 1000
-"""Newest checkpoints listed as models."""
+"""Checkpoints listed as models: the promoted ones, then the newest."""
 
 
 @router.get("/models", response_model=Page[Model])
 @requires("read")
 def list_models(services: ServicesDep) -> Response:
-    """Base models this server can name without the Hub, and every published checkpoint."""
+    """Base models this server can name without the Hub, and every published checkpoint, the promoted ones with their date."""
     return answer(Page[Model](data=_models(services)))
 
 
@@ -51,7 +51,10 @@ def list_presets() -> Response:
 def _published(services: Services) -> list[CheckpointRecord]:
     table = checkpoints.c
     there = sa.and_(table.kind == "published", table.superseded.is_(False), table.damaged.is_(False), table.deleted_at.is_(None))
-    query = sa.select(checkpoints).where(there).order_by(table.created_at.desc(), table.id).limit(_MAX_TUNED)
+    is_promoted = promotions.c.checkpoint_id.is_not(None)
+    both = checkpoints.outerjoin(promotions, promotions.c.checkpoint_id == table.id)
+    order = (is_promoted.desc(), table.created_at.desc(), table.id)
+    query = sa.select(checkpoints).select_from(both).where(there).order_by(*order).limit(_MAX_TUNED)
     with services.ledger.database.read() as connection:
         return [checkpoint_record(row) for row in connection.execute(query)]
 
@@ -64,4 +67,9 @@ def _models(services: Services) -> list[Model]:
         if base.kind != "hub"
     ]
     tuned = _published(services)
-    return found + [Model(id=record.id, created=int(record.created_at), owned_by=record.job_id, kind="checkpoint") for record in tuned]
+    promoted = services.ledger.promotions_of([record.id for record in tuned])
+    for record in tuned:
+        passed = promoted.get(record.id)
+        at = None if passed is None else int(passed.promoted_at)
+        found.append(Model(id=record.id, created=int(record.created_at), owned_by=record.job_id, kind="checkpoint", promoted_at=at))
+    return found

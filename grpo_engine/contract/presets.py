@@ -254,6 +254,15 @@ def apply_preset(raw: dict[str, Any]) -> dict[str, Any]:
     return {**raw, "method": {**method, "grpo": merged}}
 
 
+def merge_settings(resolved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A whole job with `own` merged over it, as `apply_preset` merges a job over its preset; any name of beta replaces beta."""
+    grpo = own.get("method", {}).get("grpo", {})
+    if any(name in grpo for name in _BETA_NAMES[1:]):
+        below = {key: value for key, value in resolved["method"]["grpo"].items() if key != "beta"}
+        resolved = {**resolved, "method": {**resolved["method"], "grpo": below}}
+    return _merge(resolved, own)
+
+
 def _merge(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in own.items():

@@ -9,14 +9,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from grpo_engine.contract.checkpoint_view import Checkpoint, CheckpointFile, Promotion
 from grpo_engine.contract.event import Level
 from grpo_engine.contract.metric_view import Bucket, Integrity, MetricPage, MetricRow, MetricSeries, Point, SampledMetrics
 from grpo_engine.contract.view_base import Deleted, NonFinite, Number, Page, Problem, ProblemError, View
 
 __all__ = [
     "Bucket", "Checkpoint", "CheckpointFile", "ControlCommand", "ControlSettings", "Deleted", "File", "GraderRun", "Integrity", "Job",
-    "JobError", "JobEvent", "JobOutcome", "KlState", "Lineage", "MetricPage", "MetricRow", "MetricSeries", "Model", "NonFinite", "Number",
-    "Page", "Phase", "Point", "Problem", "ProblemError", "Progress", "Queue", "Reference", "SampledMetrics", "Status", "Validated", "View",
+    "JobError", "JobEvent", "JobOutcome", "JobWarning", "KlState", "Lineage", "MetricPage", "MetricRow", "MetricSeries", "Model",
+    "NonFinite", "Number", "Page", "Phase", "Point", "Problem", "ProblemError", "Progress", "Promotion", "Queue", "Reference",
+    "SampledMetrics", "Status", "Validated", "View",
 ]  # fmt: skip
 
 Status = Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
@@ -36,6 +38,15 @@ Phase = Literal[
 ]
 
 
+class JobWarning(View):
+    """A legal setting that is known to disappoint."""
+
+    code: str
+    """Stable; the name of the detector where there is one."""
+    param: str
+    message: str
+
+
 class JobError(View):
     """Why a job failed."""
 
@@ -51,7 +62,9 @@ class Queue(View):
     """1 = next."""
     ahead: int
     eta: int | None = None
-    """Unix second at which it should start; null while unknown."""
+    """Unix second at which it should start, from measured step times; null while unknown."""
+    note: str | None = None
+    """Why it cannot start: no live worker serves its queue."""
 
 
 class Progress(View):
@@ -73,9 +86,12 @@ class Reference(View):
 
 
 class KlState(View):
-    """KL and beta of the last completed step."""
+    """What the job calls KL, and KL and beta of the last completed step."""
 
     step: int
+    """0 before the first."""
+    divergence: str
+    """In words: which divergence, its estimator, and how it enters training."""
     ref_kl: Number | None = None
     """Nats per token, by the job's own estimator; null when KL is not measured."""
     beta: Number | None = None
@@ -88,8 +104,11 @@ class Lineage(View):
     """Where the weights come from."""
 
     root_model: str
+    """The base model at the beginning of the line."""
     parent_job: str | None = None
     parent_checkpoint: str | None = None
+    forks: list[str] = []
+    """Jobs that start from a checkpoint of this one, oldest first."""
 
 
 class Job(View):
@@ -128,6 +147,7 @@ class Job(View):
     kl: KlState | None = None
     resolved: dict[str, Any]
     """Every setting of `method.grpo` after presets and defaults."""
+    warnings: list[JobWarning] = []
     lineage: Lineage
 
 
@@ -155,6 +175,7 @@ class Validated(View):
     """Usable rows of the training file."""
     disk_bytes_needed: int | None
     """Estimate; null when the model's size is not known before it is fetched."""
+    warnings: list[JobWarning] = []
 
 
 class JobEvent(View):
@@ -174,29 +195,6 @@ class JobEvent(View):
     """Attempt the engine said it in; null for life-cycle events."""
     seq: int | None = None
     data: dict[str, Any]
-
-
-class CheckpointFile(View):
-    """A file of a checkpoint."""
-
-    name: str
-    bytes: int
-    sha256: str
-
-
-class Checkpoint(View):
-    """Published weights."""
-
-    id: str
-    object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
-    created_at: int
-    fine_tuned_model_checkpoint: str
-    fine_tuning_job_id: str
-    step_number: int
-    metrics: dict[str, Number | int | None]
-    name: str
-    bytes: int
-    files: list[CheckpointFile]
 
 
 class File(View):
@@ -224,6 +222,8 @@ class Model(View):
     created: int
     owned_by: str
     kind: Literal["builtin", "local", "checkpoint"]
+    promoted_at: int | None = None
+    """When a checkpoint passed its gates."""
 
 
 class ControlSettings(View):

@@ -16,6 +16,7 @@ from jobs.ledger.deliveries import DeliveryBook, DeliveryRecord
 from jobs.ledger.files import FileBook
 from jobs.ledger.history import HistoryBook
 from jobs.ledger.ingest import IngestBook, Ingested
+from jobs.ledger.lineage import LineageRecord
 from jobs.ledger.listing import ListingBook
 from jobs.ledger.promotions import PromotionBook, PromotionRecord
 from jobs.ledger.records import (
@@ -55,6 +56,7 @@ __all__ = [
     "JobError",
     "JobRecord",
     "Ledger",
+    "LineageRecord",
     "Lost",
     "Order",
     "Page",

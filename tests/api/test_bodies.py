@@ -27,6 +27,13 @@ ROUTES = [
     ("POST", f"{JOBS}/validate"),
     ("PUT", f"{JOBS}/by-key/k"),
     ("PATCH", f"{JOBS}/JOB/control"),
+    ("POST", f"{JOBS}/JOB/fork"),
+    ("POST", f"{JOBS}/JOB/guardrails/replay"),
+    ("POST", f"{JOBS}/JOB/checkpoints/ftckpt-1/promote"),
+    ("POST", "/v1/webhook_endpoints"),
+    ("POST", "/v1/webhook_endpoints/whe-1"),
+    ("POST", "/v1/webhook_endpoints/whe-1/rotate_secret"),
+    ("POST", "/v1/webhook_endpoints/whe-1/test"),
     ("POST", "/v1/fine_tuning/alpha/graders/run"),
     ("POST", "/v1/fine_tuning/alpha/graders/validate"),
 ]

@@ -36,7 +36,8 @@ def test_a_job_is_created_with_every_setting_resolved(client: httpx.Client) -> N
     assert job["resolved"]["beta"] == {"rule": "fixed", "value": 0.04}
     assert job["resolved"]["kl"]["estimator"] == "k3"
     assert job["resolved"]["sampling"]["group_size"] == 8
-    assert job["queue"] == {"position": 1, "ahead": 0, "eta": None}
+    assert (job["queue"]["position"], job["queue"]["ahead"], job["queue"]["eta"]) == (1, 0, None)
+    assert "no live worker serves grpo-cpu" in job["queue"]["note"]
     assert all(isinstance(job[name], int) for name in ("created_at", "seed", "attempt"))
     assert client.get(f"{JOBS}/{job['id']}").json() == job
 
@@ -57,6 +58,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("no method", {"model": "tiny", "training_file": "file-x"}, "method"),
     ("another method", {**_grpo(), "method": {"type": "dpo"}}, "method.type"),
     ("an unknown model", {**_grpo(), "model": "gpt-99"}, "model"),
+    ("a model no disk could hold", {**_grpo(), "model": "a" * 300}, "model"),
     ("a model outside the folder", {**_grpo(), "model": "/etc"}, "model"),
     ("a model above the folder", {**_grpo(), "model": "../models/tiny/.."}, "model"),
     ("a missing file", _grpo(), "training_file"),
@@ -275,15 +277,29 @@ class TestStopping:
 class TestReading:
     def test_an_unknown_job_is_404(self, client: httpx.Client) -> None:
         for path in ("", "/events", "/metrics", "/checkpoints", "/control", "/outcome", "/logs", "/metrics/stream", "/events/stream"):
-            assert client.get(f"{JOBS}/ftjob-none{path}").status_code == 404
+            answer = client.get(f"{JOBS}/ftjob-none{path}")
+            assert (answer.status_code, answer.json()["error"]["param"]) == (404, "job_id")
+        missing = client.get(f"{JOBS}/{create(client)}/checkpoints/ftckpt-none")
+        assert missing.json()["error"]["param"] == "checkpoint_id"
 
     def test_etag_and_304(self, client: httpx.Client) -> None:
         job_id = create(client)
         first = client.get(f"{JOBS}/{job_id}")
         same = client.get(f"{JOBS}/{job_id}", headers={"if-none-match": first.headers["etag"]})
         assert (same.status_code, same.content) == (304, b"")
+        for spelled in (f"W/{first.headers['etag']}", f'"other", {first.headers["etag"]}', "*"):
+            assert client.get(f"{JOBS}/{job_id}", headers={"if-none-match": spelled}).status_code == 304
         client.post(f"{JOBS}/{job_id}/pause")
         assert client.get(f"{JOBS}/{job_id}", headers={"if-none-match": first.headers["etag"]}).status_code == 200
+
+    def test_a_weakened_etag_still_waits(self, server: Server, client: httpx.Client) -> None:
+        """A proxy that compresses sends `W/"..."`; answering it at once would turn a long poll into a busy loop."""
+        job_id = create(client)
+        etag = client.get(f"{JOBS}/{job_id}").headers["etag"]
+        with ThreadPoolExecutor(1) as threads, server.client() as other:
+            waiting = threads.submit(other.get, f"{JOBS}/{job_id}", params={"wait": 30}, headers={"if-none-match": f"W/{etag}"})
+            client.post(f"{JOBS}/{job_id}/pause")
+            assert waiting.result(20).json()["status"] == "paused"
 
     def test_wait_answers_when_the_state_changes(self, server: Server, client: httpx.Client, hand: Hand) -> None:
         job_id = create(client)
@@ -324,5 +340,5 @@ def test_places_in_the_queue(client: httpx.Client, hand: Hand) -> None:
     shown = {job["id"]: job["queue"] for job in client.get(JOBS).json()["data"]}
     assert [shown[job_id]["position"] for job_id in ids] == [1, 2, 3]
     hand.start(ids[0])
-    eventually(lambda: client.get(f"{JOBS}/{ids[1]}").json()["queue"] == {"position": 1, "ahead": 0, "eta": None})
+    eventually(lambda: client.get(f"{JOBS}/{ids[1]}").json()["queue"]["position"] == 1)
     assert client.get(f"{JOBS}/{ids[0]}").json()["queue"] is None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from api.buckets import thin
 from grpo_engine.contract.view import MetricSeries
-from tests.api.conftest import Hand, Server, create, event, step_event
+from tests.api.conftest import Hand, Server, create, event, eventually, step_event
 
 JOBS = "/v1/fine_tuning/jobs"
 KL = "kl/ref/k3/mean"
@@ -215,6 +215,10 @@ class TestGraders:
         assert client.post(self.RUN, json={"grader": grader, "model_sample": "a" * 50_000 + "!"}).json()["reward"] == 0.0
 
 
+def faults(answer: httpx.Response) -> dict[str, str]:
+    return {name: words for name, words in answer.json()["checks"].items() if words != "ok"}
+
+
 class TestModelsAndHealth:
     def test_models(self, client: httpx.Client) -> None:
         listed = client.get("/v1/models").json()
@@ -231,9 +235,27 @@ class TestModelsAndHealth:
         waiting = client.get("/readyz")
         assert waiting.status_code == 503
         assert "grpo worker" in waiting.json()["checks"]["worker"]
-        hand.live.worker_heartbeat("worker-1", {"host": "here"})
+        hand.live.worker_heartbeat("worker-1", {"host": "here", "queues": ["grpo-cpu"]})
+        assert list(faults(client.get("/readyz"))) == ["dispatcher"]
+        hand.live.dispatcher_heartbeat({"pid": 1})
         ready = client.get("/readyz")
-        assert (ready.status_code, ready.json()["status"]) == (200, "ready")
+        assert (ready.status_code, ready.json()["status"], ready.json()["warnings"]) == (200, "ready", [])
+
+    def test_a_queue_nobody_serves_is_flagged_and_the_server_is_ready_for_others(self, client: httpx.Client, hand: Hand) -> None:
+        job_id = create(client, resources={"gpus": 1})
+        hand.live.worker_heartbeat("worker-1", {"host": "here", "queues": ["grpo-cpu"]})
+        hand.live.dispatcher_heartbeat({"pid": 1})
+        ready = client.get("/readyz")
+        assert ready.status_code == 200
+        assert "1 job waits: no live worker serves grpo-gpu" in ready.json()["warnings"][0]
+        assert "no live worker serves grpo-gpu" in client.get(f"{JOBS}/{job_id}").json()["queue"]["note"]
+
+        def is_served() -> bool:
+            hand.live.worker_heartbeat("worker-2", {"host": "there", "queues": ["grpo-cpu", "grpo-gpu"]})
+            is_quiet = client.get("/readyz").json()["warnings"] == []
+            return is_quiet and client.get(f"{JOBS}/{job_id}").json()["queue"]["note"] is None
+
+        eventually(is_served)
 
     def test_prometheus(self, client: httpx.Client, job: str) -> None:
         text = client.get("/metrics").text
