@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -23,6 +24,7 @@ from grpo_engine.kl import ExactKl, KlTokens, kl_loss_tokens, kl_penalty
 from grpo_engine.learner import Learner
 from grpo_engine.logprob import MicroBatch, TokenStats, rollout_stats, split_rows, token_stats
 from grpo_engine.loss import Normaliser, PolicyTokens, aggregate, policy_loss_tokens
+from grpo_engine.reference import Reference
 from grpo_engine.step_metrics import Metrics, StepTensors, kl_metrics, kl_pair_metrics, masked_mean
 from grpo_engine.vocabulary import ReferenceStates
 
@@ -43,6 +45,8 @@ class Update:
     policy_normaliser: Normaliser
     kl_normaliser: Normaliser
     beta: float
+    micro_batch_tokens: int
+    """The token budget `batches` were split by."""
     reference_states: list[ReferenceStates] | None = None
     """The reference's final hidden states by micro-batch, for exact KL."""
     policy_sum: float = 0.0
@@ -55,12 +59,17 @@ def prepare_update(learner: Learner, rollout: Rollout, advantages: Advantages, b
     """Reference log-probabilities, masks and denominators of the step.
 
     With the KL penalty in the reward or advantage, one more forward of the policy gives the old log-probabilities the
-    penalty is made of; otherwise they come from the first update's own forward.
+    penalty is made of; otherwise they come from the first update's own forward. When memory runs out it is done again with a
+    smaller split (memory.py).
     """
+    return learner.memory.fit(lambda: _prepare(learner, rollout, advantages, beta), "the reference's forward", release_cache)
+
+
+def _prepare(learner: Learner, rollout: Rollout, advantages: Advantages, beta: float) -> Update:
     grpo, policy = learner.grpo, learner.policy
     temperature, limit = grpo.sampling.temperature, grpo.sampling.max_completion_tokens
     device = policy.network.device
-    batches = split_rows(rollout.rows, grpo.resources.micro_batch_tokens, policy.network.is_branched)
+    batches = split_rows(rollout.rows, learner.memory.tokens, policy.network.is_branched)
     mask_BT = rollout.completion_mask_BT(device).double()
     tensors = StepTensors.create(mask_BT, rollout.sampler_logprob_BT(device).double())
     policy_mask_BT = mask_BT * advantages.policy_keep_PG.reshape(-1, 1).to(mask_BT)
@@ -74,21 +83,36 @@ def prepare_update(learner: Learner, rollout: Rollout, advantages: Advantages, b
         policy_normaliser=Normaliser.create(policy_mask_BT, loss_aggregation(grpo.loss), limit),
         kl_normaliser=Normaliser.create(kl_mask_BT, kl_aggregation(grpo.kl, grpo.loss), limit),
         beta=beta,
+        micro_batch_tokens=learner.memory.tokens,
     )
     if learner.reference is None:
         return update
-    is_exact = grpo.kl.estimator == "exact" or grpo.telemetry.exact_kl
-    network = learner.reference.network
-    reference, states = rollout_stats(network, batches, temperature=temperature, pad_id=policy.pad_id, keep_states=is_exact)
-    tensors.ref_logprob_BT = reference.logprob_BT.double()
-    if is_exact:
-        update.reference_states, tensors.exact_kl_BT = states, torch.zeros_like(mask_BT)
+    _refer(learner, learner.reference, update)
+    assert tensors.ref_logprob_BT is not None
     if grpo.kl.placement != "loss":
         old, _ = rollout_stats(policy.network, batches, temperature=temperature, pad_id=policy.pad_id)
         penalty = kl_penalty(old.logprob_BT, tensors.ref_logprob_BT, kl_mask_BT, grpo.kl)
         update.advantage = update.advantage[:, None] - beta * penalty.penalty_BT
         tensors.kl_clipped_BT = penalty.clipped_BT.double()
     return update
+
+
+def _refer(learner: Learner, reference: Reference, update: Update) -> None:
+    """The reference's log-probabilities, and for exact KL its states, in the update's own split: equal weights give equal bits."""
+    grpo, policy, tensors = learner.grpo, learner.policy, update.tensors
+    is_exact = grpo.kl.estimator == "exact" or grpo.telemetry.exact_kl
+    stats, states = rollout_stats(
+        reference.network, update.batches, temperature=grpo.sampling.temperature, pad_id=policy.pad_id, keep_states=is_exact
+    )
+    tensors.ref_logprob_BT = stats.logprob_BT.double()
+    if is_exact:
+        update.reference_states, tensors.exact_kl_BT = states, torch.zeros_like(tensors.mask_BT)
+
+
+def release_cache() -> None:
+    """Give back what a failed forward left in the GPU's cache."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def optimize(learner: Learner, update: Update, learning_rate: float, metrics: Metrics, *, should_split: bool = False) -> str | None:
@@ -98,11 +122,11 @@ def optimize(learner: Learner, update: Update, learning_rate: float, metrics: Me
     not applied: then its gradients are gone and the weights are those before it.
     """
     for iteration in range(learner.grpo.loss.num_iterations):
-        learner.optimizer.zero_grad()
-        if iteration == 0 and should_split:
-            metrics |= _split_backward(learner, update)
-        else:
-            run_batches(learner, update, is_first=iteration == 0)
+        metrics |= learner.memory.fit(
+            partial(_differentiate, learner, update, iteration, should_split=should_split),
+            f"update {iteration + 1} of a step",
+            release_cache,
+        )
         grad_norm = learner.optimizer.grad_norm()
         if iteration == 0:
             metrics |= _first_metrics(learner, update)
@@ -116,6 +140,21 @@ def optimize(learner: Learner, update: Update, learning_rate: float, metrics: Me
         learner.policy.refresh()
     learner.optimizer.zero_grad()
     return None
+
+
+def _differentiate(learner: Learner, update: Update, iteration: int, *, should_split: bool) -> Metrics:
+    """All gradients of one update, from nothing; in a new split when the token budget has changed."""
+    learner.optimizer.zero_grad()
+    if update.micro_batch_tokens != learner.memory.tokens:
+        rows = [row for batch in update.batches for row in batch.rows]
+        update.micro_batch_tokens = learner.memory.tokens
+        update.batches = split_rows(rows, update.micro_batch_tokens, learner.policy.network.is_branched)
+        if learner.reference is not None:
+            _refer(learner, learner.reference, update)
+    if iteration == 0 and should_split:
+        return _split_backward(learner, update)
+    run_batches(learner, update, is_first=iteration == 0)
+    return {}
 
 
 def run_batches(learner: Learner, update: Update, *, is_first: bool, term: Term = "both") -> None:

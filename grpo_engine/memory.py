@@ -1,0 +1,108 @@
+"""When memory runs out: once with half as many tokens in a forward, then an end that says how much and what to change.
+
+The result of a step does not depend on how it is split into micro-batches (up to rounding), so a smaller split is a way on. It
+is tried once in a run and kept from then on, also by an attempt that resumes: an exact continuation must compute the same way.
+Not here: sampling, whose memory the split does not govern, and a process that the kernel kills without an error. Torch-free.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from grpo_engine.outcome import RunFailure
+
+SETTINGS = (
+    "lower method.grpo.resources.micro_batch_tokens, method.grpo.sampling.max_completion_tokens, group_size or prompts_per_step, "
+    "set method.grpo.resources.activation_checkpointing, or train an adapter (method.grpo.adapter)"
+)
+
+_BYTES = re.compile(r"(?:tried to allocate|allocate) (\d+(?:\.\d+)?) ?(bytes|KiB|MiB|GiB|TiB)", re.IGNORECASE)
+_UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+Result = TypeVar("Result")
+
+
+class OutOfMemory(RunFailure):
+    """Memory ran out, and a smaller split did not help or could not."""
+
+    reason = "out_of_memory"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: Python's, a GPU's, or torch's CPU allocator (a RuntimeError that says so)."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in ("not enough memory", "can't allocate memory"))
+
+
+def requested_bytes(error: BaseException) -> int | None:
+    """What the allocator was asked for in vain, when the error says it."""
+    found = _BYTES.search(str(error))
+    return None if found is None else int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+def peak_bytes() -> int:
+    """The most main memory this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def describe(error: BaseException, where: str = "") -> str:
+    """One sentence: how many bytes were asked for, how many the process held at most, and which settings need less."""
+    wanted = requested_bytes(error)
+    asked = "memory" if wanted is None else f"{wanted:,} bytes"
+    return f"out of memory{where}: {asked} could not be had (the process held at most {peak_bytes():,} bytes); {SETTINGS}"
+
+
+@dataclass
+class TokenBudget:
+    """How many tokens go through one forward of the reference and the update."""
+
+    tokens: int
+    was_halved: bool = False
+    news: str | None = None
+    """What is to be said about it, once."""
+
+    def fit(self, work: Callable[[], Result], where: str, clean_up: Callable[[], None] = lambda: None) -> Result:
+        """Do the work; when memory runs out, halve the budget, clean up and do it again, once in a run.
+
+        `work` must read `tokens` anew and begin from the start. Raises OutOfMemory when it runs out again.
+        """
+        while True:
+            try:
+                return work()
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._halve(error, where)
+            clean_up()  # outside the handler: the error's traceback holds the tensors of the failed forward
+            gc.collect()
+
+    def _halve(self, error: BaseException, where: str) -> None:
+        if self.was_halved or self.tokens < 2:
+            after = f", with micro-batches of {self.tokens:,} tokens" + (", halved before" if self.was_halved else "")
+            raise OutOfMemory(describe(error, f" in {where}{after}"), param="method.grpo.resources.micro_batch_tokens") from error
+        self.news = (
+            f"{describe(error, f' in {where}')}; going on with micro-batches of {self.tokens // 2:,} tokens instead of {self.tokens:,}"
+        )
+        self.tokens //= 2
+        self.was_halved = True
+
+    def take_news(self) -> str | None:
+        """What is to be said, and nothing more afterwards."""
+        news, self.news = self.news, None
+        return news
+
+    def state(self) -> dict[str, int | bool]:
+        """For a resume state."""
+        return {"tokens": self.tokens, "was_halved": self.was_halved}
+
+    def load(self, state: dict[str, int | bool]) -> None:
+        """Take over a halving of an earlier attempt. One of this attempt is never undone, also not by a rollback."""
+        if state["was_halved"]:
+            self.tokens, self.was_halved = int(state["tokens"]), True
