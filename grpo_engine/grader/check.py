@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from grpo_engine.contract.error import InvalidRequest, NotImplementedYet
-from grpo_engine.contract.grader import Grader, Multi, Plugin, unsupported_graders
-from grpo_engine.grader.compiled import compile_grader, leaves
+from grpo_engine.contract.grader import Grader, Math, Multi, NumberCheck, Plugin, unsupported_graders
+from grpo_engine.grader.compiled import Leaf, compile_grader, leaves
+from grpo_engine.grader.mathematics import unusable_reference
 from grpo_engine.grader.plugin import installed_plugins
 from grpo_engine.grader.sample import MissingField, Sample, View
 from grpo_engine.grader.template import Path, Template, find_in_row
@@ -47,7 +48,7 @@ def check_templates(cfg: Grader, rows: Sequence[Row], at: str = GRADER) -> None:
                 for path in template.item_paths:
                     _check_path(path, rows, f"{leaf.at}.{name}", may_lack=leaf.cfg.if_missing == "skip")
         if leaf.reference is not None and not any(isinstance(part, Path) and part.root == "sample" for part in leaf.reference.parts):
-            _check_blank(leaf.reference, rows, f"{leaf.at}.reference")
+            _check_references(leaf.cfg, leaf.reference, rows, f"{leaf.at}.reference")
 
 
 def _check_path(path: Path, rows: Sequence[Row], param: str, *, may_lack: bool) -> None:
@@ -63,17 +64,20 @@ def _check_path(path: Path, rows: Sequence[Row], param: str, *, may_lack: bool) 
     )
 
 
-def _check_blank(reference: Template, rows: Sequence[Row], param: str) -> None:
-    lines = []
+def _check_references(cfg: Leaf, reference: Template, rows: Sequence[Row], param: str) -> None:
+    """Refuse references that are blank, or that the grader could not compare with anything: each would be a fault in every step."""
+    lines: dict[str, list[int]] = {}
     for row in rows:
         try:
-            is_blank = not reference.render(View(Sample(row.item, ""))).strip()
+            text = reference.render(View(Sample(row.item, "")))
         except MissingField:
             continue
-        if is_blank:
-            lines.append(row.line)
-    if lines:
-        raise InvalidRequest(f"{param} is empty, as {_rows_text(lines, len(rows))} blank; fill it in or remove the lines", param=param)
+        problem = "blank" if not text.strip() else unusable_reference(cfg, text) if isinstance(cfg, Math | NumberCheck) else None
+        if problem is not None:
+            lines.setdefault(problem, []).append(row.line)
+    for problem, found in lines.items():
+        what = "is not a number" if problem == "not a number" else "is empty"
+        raise InvalidRequest(f"{param} {what}, as {_rows_text(found, len(rows))} {problem}; correct it or remove the lines", param=param)
 
 
 def _rows_text(lines: list[int], total: int) -> str:

@@ -22,6 +22,13 @@ _SAYS_SOMETHING = re.compile(r"\w|\\\{")
 """A letter, a digit, or the brace of a set; punctuation alone is no reference."""
 
 
+def unusable_reference(cfg: Math | NumberCheck, reference: str) -> str | None:
+    """What keeps a reference from being compared with anything, as a sentence's end; None when nothing does."""
+    if isinstance(cfg, NumberCheck):
+        return "not a number" if _number_in(extract_reference(reference)) is None else None
+    return None if _SAYS_SOMETHING.search(canonical(extract_reference(reference))) else "empty"
+
+
 def math_check(cfg: Math, text: str, reference: str) -> tuple[float, dict[str, Any]]:
     """1.0 or 0.0, and what was compared. Raises GraderFault for an empty reference."""
     gold = extract_reference(reference)

@@ -19,8 +19,8 @@ _REASONING = ("think", "thinking", "reasoning")
 _HASH = re.compile(r"####[ \t]*(\S[^\n]*)")
 _PHRASE = re.compile(
     r"\b(?:final[ \t]+(?:answer|result|choice)|answer|result|(?:correct|right|best)[ \t]+(?:option|choice))\b[ \t]*"
-    r"(?:is(?!n't|[ \t]+not\b)|are(?!n't)|equals|was|=|:)+[ \t]*:?(?P<rest>[^\n]*)(?:\n\s*(?P<next>[^\n]+))?"
-    r"|\bfinal[ \t]+answer[ \t]*\n\s*(?P<below>[^\n]+)",
+    r"(?:is(?!n't|[ \t]+not\b)|are(?!n't)|equals|was|=|:)+[ \t]*:?"
+    r"|\bfinal[ \t]+answer[ \t]*(?=\n)",
     re.IGNORECASE,
 )
 _SPAN = re.compile(
@@ -103,15 +103,20 @@ def _auto(text: str) -> Found | None:
     hashed = _last_hash(text)
     if hashed is not None:
         return Found(_hash_answer(hashed), "hash")
-    phrase = None
-    start = 0
-    while match := _PHRASE.search(text, start):
-        rest = match["below"] or (match["rest"] if (match["rest"] or "").strip(" .*") else match["next"]) or ""
-        phrase = _pick(rest) or phrase
-        start = max(match.start("rest"), match.start("below"))
-    if phrase is not None:
-        return Found(phrase, "phrase")
+    for match in reversed(list(_PHRASE.finditer(text))):
+        phrase = _pick(_what_follows(text, match.end()))
+        if phrase is not None:
+            return Found(phrase, "phrase")
     return _last_resort(text)
+
+
+def _what_follows(text: str, start: int) -> str:
+    """The rest of the line, or the next line with anything on it when there is no more than signs."""
+    rest = text[start : start + _MAX_SEGMENT].partition("\n")[0]
+    if rest.strip(" .*"):
+        return rest
+    line_end = text.find("\n", start)
+    return "" if line_end < 0 else text[line_end : line_end + 2 * _MAX_SEGMENT].lstrip().partition("\n")[0]
 
 
 def _inside_tag(inside: str, how: str) -> Found | None:
