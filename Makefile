@@ -11,6 +11,7 @@ help:
 	@echo "make test                 the fast tests"
 	@echo "make test-slow            the real model and the long journeys"
 	@echo "make test-faults          faults injected into real processes"
+	@echo "make soak [ARGS=--seed N]  200 random kills on a real server; prints its seed"
 	@echo "make test-browser         the dashboard in Chromium (apt-get install chromium)"
 	@echo "make lint                 ruff, mypy, import contracts"
 
@@ -42,6 +43,9 @@ test-slow: $(VENV)/dev.stamp
 
 test-faults: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m "faults" $(ARGS)
+
+soak: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.faults.kill_loop $(ARGS)
 
 test-browser: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m "browser" $(ARGS)

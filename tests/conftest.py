@@ -117,6 +117,7 @@ def settings(tmp_path: Path, valkey: ValkeyServer) -> Settings:
     """A deployment in a temporary directory with short times."""
     return Settings(
         data_dir=tmp_path / "data", redis_url=valkey.url, poll_s=0.05, heartbeat_s=0.2, lease_ttl_s=1.0, lost_after_s=2.0,
+        stalled_after_s=5.0,
         republish_after_s=1.0, retry_backoff_s=0.05, file_check_s=0.2, redis_timeout_s=1.0, redis_connect_timeout_s=1.0,
         database_timeout_s=5.0, min_free_bytes=0,
     ).resolved()  # fmt: skip

@@ -17,6 +17,7 @@ from jobs.dispatcher.mirror import Mirror
 from jobs.dispatcher.outbox import Outbox
 from jobs.dispatcher.reaper import Reaper
 from jobs.dispatcher.retention import Retention
+from jobs.dispatcher.stall import StallWatch
 from jobs.dispatcher.watch import RedisWatch
 from jobs.ledger import JobRecord, Ledger, open_ledger
 from jobs.ledger.attempts import LIVE_STATES
@@ -46,6 +47,7 @@ class Dispatcher:
         self._outbox = Outbox(ledger, live, Publisher(settings), settings, self._intake, self.watch, monotonic)
         self._reaper = Reaper(ledger, live, settings, self._intake, self.watch, monotonic)
         self._retention = Retention(ledger)
+        self._stall = StallWatch(ledger, settings, monotonic)
         self._to_sweep: dict[str, float] | None = None
         self._complaints: dict[str, str] = {}
         self._stop = threading.Event()
@@ -87,6 +89,7 @@ class Dispatcher:
             self._guard("the reaper", lambda: self._reaper.look(active))
             for job in self._ledger.jobs_in([State.QUEUED]):
                 self._guard(job.id, partial(self._outbox.dispatch, job))
+        self._guard("the stall watch", lambda: self._stall.look(active))
         self._intake.forget(active)
         self._retire(active)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -74,6 +75,10 @@ def find_damage(directory: Path, record: CheckpointRecord) -> str | None:
             with path.open("rb") as stream:
                 if hashlib.file_digest(stream, "sha256").hexdigest() != member["sha256"]:
                     return f"{path.name} does not have its sha256"
-    except OSError as error:
+        manifest = json.loads((directory / MANIFEST).read_bytes())
+    except (OSError, ValueError) as error:
         return f"it cannot be read: {error}"
-    return None
+    announced = {"name": record.name, "step": record.step, "kind": record.kind, "files": record.files}
+    said = {key: manifest.get(key) for key in announced} if isinstance(manifest, dict) else {}
+    wrong = [key for key, value in announced.items() if said.get(key) != value]
+    return f"its manifest has another {wrong[0]} than was announced" if wrong else None

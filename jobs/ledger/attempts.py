@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from grpo_engine.contract.event import Outcome
+from grpo_engine.contract.event import Level, Outcome
 from jobs.ledger.book import Book, LostRace
 from jobs.ledger.records import JobRecord
 from jobs.lifecycle import State, Wanted
@@ -76,6 +76,16 @@ class AttemptBook(Book):
             message = f"Attempt {epoch} runs on {worker}."
             self._move(connection, job, State.RUNNING, message, started_at=started, data={"worker": worker})
             return self._job(connection, job_id)
+
+    def note_stall(self, job_id: str, epoch: int, message: str, *, kind: Literal["job.stalled", "job.recovered"]) -> None:
+        """A running attempt has fallen silent, or speaks again: shown as `status_reason`, kept in the history."""
+        with self.database.write() as connection:
+            job = self._job(connection, job_id, lock=True)
+            if job.epoch != epoch or job.state is not State.RUNNING:
+                return
+            connection.execute(sa.update(jobs).where(jobs.c.id == job_id).values(status_reason=message, updated_at=self.clock()))
+            level: Level = "warn" if kind == "job.stalled" else "info"
+            self._note(connection, job_id, kind, message, level=level, epoch=epoch, step=job.step)
 
     def settle(self, job_id: str, epoch: int, ending: Outcome | Lost | Void) -> JobRecord | None:
         """Draw the consequence of an attempt's end from its verdict, what is wanted, and the budgets. None: not the current attempt."""

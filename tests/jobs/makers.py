@@ -75,8 +75,8 @@ class FakeAttempt:
         directory.mkdir(parents=True)
         content = content + name.encode()
         (directory / "model.safetensors").write_bytes(content)
-        (directory / "manifest.json").write_text(json.dumps({"name": name}))
         member = {"name": "model.safetensors", "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        (directory / "manifest.json").write_text(json.dumps({"name": name, "step": step, "kind": kind, "files": [member]}))
         return self.event(
             "checkpoint.saved",
             step,

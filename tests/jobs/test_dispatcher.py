@@ -258,7 +258,7 @@ def test_an_attempt_that_crashed_is_followed_by_one_that_resumes(room: Room) -> 
     assert room.live.get_wanted(job.id) == WantedNote(2, "run"), "the first attempt learns that it is fenced"
 
 
-@pytest.mark.parametrize("harm", ["flip", "cut", "extra", "link", "manifest"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "extra", "link", "manifest", "manifest cut", "manifest of another step"])
 def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(room: Room, harm: str, tmp_path: Path) -> None:
     job = make_job(room.ledger)
     first = room.start(job.id)
@@ -277,8 +277,13 @@ def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(room: Room, harm: 
         target = tmp_path / "copy"
         weights.rename(target)
         weights.symlink_to(target)
-    else:
+    elif harm == "manifest":
         (directory / "manifest.json").unlink()
+    elif harm == "manifest cut":
+        (directory / "manifest.json").write_bytes((directory / "manifest.json").read_bytes()[:-3])
+    else:
+        manifest = json.loads((directory / "manifest.json").read_text())
+        (directory / "manifest.json").write_text(json.dumps({**manifest, "step": 9}))
     first.end("stopped", "drain", retryable=True, last_step=2)
     room.turn()
     resumed = room.ledger.get_job(job.id)
@@ -402,6 +407,29 @@ def test_a_verdict_found_late_is_better_than_a_loss(room: Room) -> None:
     attempt.end("succeeded", "completed", last_step=1)
     room.wait(room.settings.lost_after_s * 2, lambda: _expire(room, job.id))
     assert (room.state(job.id), room.ledger.get_job(job.id).worker_losses) == (State.SUCCEEDED, 0)
+
+
+# Silence
+
+
+def test_an_engine_that_says_nothing_is_called_stalled_until_it_speaks(room: Room) -> None:
+    job = make_job(room.ledger)
+    attempt = room.start(job.id)
+    attempt.step(1)
+    room.publish(attempt)
+    room.turn()
+    room.wait(room.settings.stalled_after_s + 1, lambda: room.live.renew_lease(job.id, "w1", 1))
+    assert room.ledger.get_job(job.id).status_reason.startswith("Stalled: no step")
+    assert (room.state(job.id), room.ledger.get_job(job.id).epoch) == (State.RUNNING, 1)
+    other = Room(room.settings)
+    other.turn()
+    attempt.step(2)
+    room.publish(attempt)
+    other.turn()
+    other.close()
+    story = [event.type for event in room.ledger.events(job.id).data]
+    assert (story.count("job.stalled"), story.count("job.recovered")) == (1, 1), "another dispatcher knows that it was stalled"
+    assert room.ledger.get_job(job.id).status_reason == "Attempt 1 goes on."
 
 
 # Redis in trouble
