@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +58,6 @@ def _ledger(data_dir: Path | None) -> Iterator[Ledger]:
             yield ledger
         finally:
             ledger.close()
-    except (GrpoError, DatabaseDamaged) as error:
+    except (GrpoError, DatabaseDamaged, sqlite3.Error) as error:
         complain(error)
         raise typer.Exit(1) from error

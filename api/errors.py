@@ -67,9 +67,17 @@ def install(app: FastAPI) -> None:
 
 def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, GrpoError)
+    if error.status == 404 and error.param is None:
+        error.param = _unknown_in_path(request, error.message)
     if error.status >= 500:
         logger.error("%s %s: %s", request.method, request.url.path, error.message)
     return problem_response(error, request.url.path)
+
+
+def _unknown_in_path(request: Request, message: str) -> str | None:
+    """The part of the path that the words are about: what was looked for stands in them."""
+    named = [name for name, value in request.path_params.items() if str(value) in message]
+    return named[-1] if named else None
 
 
 def _on_validation(request: Request, error: Exception) -> Response:

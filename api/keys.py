@@ -44,11 +44,13 @@ def _ledger(data_dir: Path | None) -> Iterator[Ledger]:
 def create(
     name: Annotated[str, typer.Argument(help="What the key is for; shown as the actor of changes.")],
     scope: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(SCOPES)}; repeat for more. [default: admin]")] = None,
-    expires_in_days: Annotated[float | None, typer.Option(min=0.001, help="Days until it expires. [default: never]")] = None,
+    expires_in_days: Annotated[float | None, typer.Option(min=0.001, max=36_500, help="Days until it expires. [default: never]")] = None,
     data_dir: DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Make a key and print it, this once."""
+    if not name.strip():
+        raise typer.BadParameter("a key needs a name that says what it is for", param_hint="name")
     expires_at = None if expires_in_days is None else time.time() + expires_in_days * _DAY_S
     with _ledger(data_dir) as ledger:
         record, secret = ledger.create_api_key(name=name, scopes=scope or ["admin"], expires_at=expires_at)

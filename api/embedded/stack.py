@@ -43,7 +43,11 @@ class Stack:
         _require_free_port(settings.host, settings.port)
         self.url = f"http://{settings.host}:{settings.port}"
         self._say = say
-        self._lock = DataDirLock(settings.data_dir, self.url)
+        try:
+            self._lock = DataDirLock(settings.data_dir, self.url)
+        except OSError as error:
+            words = f"{settings.data_dir} cannot be used ({error.strerror}); give another directory with --data-dir"
+            raise StackFailed(words) from error
         self._valkey = None if is_redis_given else EmbeddedValkey(settings.data_dir / "valkey")
         if self._valkey is not None:
             settings = dataclasses.replace(settings, redis_url=self._valkey.url)

@@ -57,7 +57,7 @@ def translate_reinforcement(method: dict[str, Any]) -> dict[str, Any]:
         raise InvalidRequest("method.reinforcement.hyperparameters must be an object", param="method.reinforcement.hyperparameters")
     for key, value in hyperparameters.items():
         path = f"method.reinforcement.hyperparameters.{key}"
-        if value == "auto":
+        if value == "auto" or (key, value) == ("reasoning_effort", "default"):
             continue
         if key in ("beta", "kl", *BETA_ALIASES):
             grpo[key] = value

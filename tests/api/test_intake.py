@@ -49,6 +49,7 @@ ERRORS: list[tuple[str, dict[str, Any], str, str]] = [
      {"model": "m", "training_file": "file-1", "method": {"type": "reinforcement",
       "reinforcement": {"grader": GRADER, "hyperparameters": {"compute_multiplier": 2}}}},
      "method.reinforcement.hyperparameters.compute_multiplier", "counterpart"),
+    ("reinforcement with a reasoning effort", reinforcement(reasoning_effort="high"), HYPER + "reasoning_effort", "counterpart"),
     ("a negative alias of beta", grpo(kl_coef=-1), "method.grpo.kl_coef", "greater than or equal to 0"),
     ("inside an alias of beta", grpo(kl_coef={"rule": "ppo", "value": 0.1, "target": -1}), "method.grpo.kl_coef.target", "above 0"),
     ("reinforcement with a negative rate", reinforcement(learning_rate=-1), HYPER + "learning_rate", "greater than 0"),
@@ -114,6 +115,11 @@ def test_a_rule_of_several_fields_names_the_one_to_change(param: str, changes: d
         resolve_spec(grpo(**changes))
     assert caught.value.param == f"method.grpo.{param}"
     assert caught.value.message.startswith(f"method.grpo.{param}")
+
+
+def test_what_openai_calls_default_is_ours() -> None:
+    automatic = {"n_epochs": "auto", "batch_size": "auto", "learning_rate_multiplier": "auto", "reasoning_effort": "default"}
+    assert resolve_spec(reinforcement(**automatic)) == resolve_spec(grpo())
 
 
 def test_every_rule_across_fields_names_a_field() -> None:

@@ -13,7 +13,9 @@ import pytest
 import redis
 
 from api.embedded.lock import DataDirBusy, DataDirLock
+from api.embedded.stack import Stack, StackFailed
 from api.embedded.valkey import EmbeddedValkey
+from jobs.settings import Settings
 from tests.cli.terminal import Terminal, grpo
 from tests.stack import wait_for
 
@@ -87,6 +89,12 @@ def test_a_busy_port_is_named_with_the_flag_that_moves_it(tmp_path: Path) -> Non
     assert f"port {port}" in answer.stderr
     assert "--port" in answer.stderr
     assert not (tmp_path / ".grpo").exists()
+
+
+def test_a_data_directory_that_is_a_file_is_named_with_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(StackFailed, match=r"taken cannot be used .* --data-dir"):
+        Stack(Settings(data_dir=tmp_path / "taken", port=0), say=print)
 
 
 def test_a_misspelt_setting_stops_the_start(tmp_path: Path) -> None:
