@@ -14,8 +14,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from grpo_engine.advantage import Advantages, group_advantages
 from grpo_engine.batch import Rollout
 from grpo_engine.beta import BetaUpdate

@@ -138,7 +138,7 @@ def _evaluate(learner: Learner, metrics: dict[str, float]) -> Evaluation | None:
 def _report_evaluation(log: EventLog, step: int, found: Evaluation | None) -> None:
     if found is None:
         return
-    mean, data = found.reward_mean, found.to_json()
+    mean, data = found.reward_mean, {"after_step": step, **found.to_json()}
     shown = "no completion could be graded" if mean is None else f"mean reward {mean:.4g}"
     level: Level = "error" if mean is None else "warn" if found.errors else "info"
     message = f"held-out file after step {step}: {shown} over {data['num_prompts']} prompts"

@@ -34,7 +34,7 @@ ENGINE_EVENTS: dict[str, str] = {
     "guardrail.acted": "A guardrail took its action.",
     "memory.reduced": "Memory ran out once; the step goes on, and the run from now on, with half as many tokens in a forward.",
     "shortcut.disabled": "A fast path disagreed with the plain forward and is not used.",
-    "evaluation.completed": "The held-out file was graded; data holds reward_mean, its spread, and how many could not be graded.",
+    "evaluation.completed": "The held-out file was graded with the weights after data.after_step; data holds reward_mean and its spread.",
     "rollouts.failed": "The step's completions could not be kept; training goes on.",
     "run.finished": "The engine is done; data repeats the outcome.",
 }

@@ -85,7 +85,10 @@ class OptimizerConfig(Strict):
 
 
 class LoraConfig(Strict):
-    """Low-rank adapters (peft): the base stays frozen, and is the reference unless another is named. Checkpoints hold merged and adapter weights."""
+    """Low-rank adapters (peft): the base stays frozen, and is the reference unless another is named.
+
+    Checkpoints hold merged and adapter weights.
+    """
 
     type: Literal["lora"]
     rank: Annotated[int, Field(ge=1, le=1024)] = 16
