@@ -53,13 +53,18 @@ class LineageBook(Book):
 
     def record_lineage(self, connection: sa.Connection, job_id: str, model: str) -> bool:
         """Note the parent of a job whose model is a checkpoint; False when it is none, or its job is not known (yet)."""
-        if _CHECKPOINT_ID.fullmatch(model) is None:
-            return False
-        parent = connection.execute(sa.select(checkpoints.c.job_id).where(checkpoints.c.id == model)).scalar_one_or_none()
+        parent = self._job_of(connection, model)
         if parent is None:
             return False
-        above = connection.execute(sa.select(lineage.c.root_model).where(lineage.c.job_id == parent)).scalar_one_or_none()
-        root = above or self._job(connection, parent).spec.model
+        root, seen = self._job(connection, parent).spec.model, {job_id, parent}
+        while (above := self._job_of(connection, root)) is not None and above not in seen:
+            root, seen = self._job(connection, above).spec.model, seen | {above}
         connection.execute(sa.insert(lineage).values(job_id=job_id, parent_job=parent, parent_checkpoint=model, root_model=root))
         self._note(connection, parent, "job.forked", f"Job {job_id} starts from a checkpoint.", data={"job": job_id, "checkpoint": model})
         return True
+
+    def _job_of(self, connection: sa.Connection, model: str) -> str | None:
+        """The job whose checkpoint a model is; None for a base model, and for a checkpoint nobody knows."""
+        if _CHECKPOINT_ID.fullmatch(model) is None:
+            return None
+        return connection.execute(sa.select(checkpoints.c.job_id).where(checkpoints.c.id == model)).scalar_one_or_none()

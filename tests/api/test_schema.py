@@ -15,7 +15,8 @@ CHECKS = "not_a_server_error,response_schema_conformance,content_type_conformanc
 
 def test_the_server_keeps_to_its_own_description(shared_server: Server, tmp_path: Path) -> None:
     live = Live.connect(shared_server.settings)
-    live.worker_heartbeat("worker-1", {"host": "here"})
+    live.worker_heartbeat("worker-1", {"host": "here", "queues": ["grpo-cpu"]})
+    live.dispatcher_heartbeat({"pid": 1})
     live.close()
     with shared_server.client() as client:
         create(client)

@@ -17,6 +17,7 @@ from standardwebhooks import Webhook
 from standardwebhooks.webhooks import WebhookVerificationError
 
 from api.sse import StreamLimits
+from jobs.dispatcher import Dispatcher
 from jobs.dispatcher.courier import Courier
 from jobs.ledger import Ledger
 from jobs.settings import Settings
@@ -141,6 +142,17 @@ def test_both_libraries_verify_what_arrives(client: httpx.Client, hand: Hand, co
         "delivered", 1, 200, headers["webhook-id"],
     )  # fmt: skip
     assert delivery["payload"] == json.loads(body)
+
+
+def test_the_dispatcher_delivers_and_waits_for_what_is_under_way_when_it_ends(
+    client: httpx.Client, api_settings: Settings, hook: Subscriber
+) -> None:
+    endpoint = subscribe(client, hook, CREATED)
+    create(client)
+    dispatcher = Dispatcher.open(api_settings)
+    dispatcher.turn()
+    dispatcher.close()
+    assert log_of(client, endpoint)[0]["status"] == "delivered"
 
 
 def test_failed_tries_are_repeated_with_one_id_and_then_given_up(
