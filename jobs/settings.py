@@ -128,6 +128,8 @@ class Settings:
     def resolved(self) -> Settings:
         """The same with absolute paths and full URLs, checked. Raises SettingsError."""
         data_dir = Path(self.data_dir).expanduser().absolute()
+        if "?" in str(data_dir) and not self.database_url:
+            raise SettingsError(f"the data directory {data_dir} holds a '?', which begins the options of a database URL; choose another")
         url = self.database_url or f"sqlite:///{data_dir / 'grpo.db'}"
         for prefix in ("postgres://", "postgresql://"):
             if url.startswith(prefix):
@@ -150,6 +152,10 @@ class Settings:
             raise SettingsError("GRPO_QUEUES needs at least one queue and GRPO_SLOTS at least 1")
         if not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
             raise SettingsError("REDIS_URL must begin with redis://, rediss:// or unix://")
+        if not self.database_url.startswith(("sqlite://", "postgresql+psycopg://")):
+            raise SettingsError("DATABASE_URL must begin with sqlite:// or postgresql://")
+        if not 0 <= self.port <= 65535:
+            raise SettingsError(f"GRPO_PORT is {self.port}; give a port from 0 to 65535")
 
     def to_env(self) -> dict[str, str]:
         """The variables that make `from_env` return these settings, for child processes."""

@@ -41,6 +41,10 @@ def test_types_aliases_and_overrides() -> None:
         ({"GRPO_LOST_AFTER_S": "5"}, "GRPO_LOST_AFTER_S must be at least GRPO_LEASE_TTL_S"),
         ({"REDIS_URL": "http://x"}, "REDIS_URL must begin with"),
         ({"GRPO_QUEUES": ""}, "GRPO_QUEUES needs at least one queue"),
+        ({"DATABASE_URL": "mysql://x"}, "DATABASE_URL must begin with sqlite:// or postgresql://"),
+        ({"DATABASE_URL": "nonsense"}, "DATABASE_URL must begin with sqlite:// or postgresql://"),
+        ({"GRPO_PORT": "70000"}, "GRPO_PORT is 70000; give a port from 0 to 65535"),
+        ({"GRPO_DATA_DIR": "/tmp/a?b"}, "the data directory /tmp/a?b holds a '?'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_the_remedy(env: dict[str, str], message: str) -> None:
