@@ -12,7 +12,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from grpo_engine.grader.mathematics.domain import same_where_defined
+from grpo_engine.grader.mathematics.domain import differs_somewhere, may_be_proportional, same_where_defined
 from grpo_engine.rows.boxed import matching_braces
 
 MAX_LENGTH = 400
@@ -42,6 +42,8 @@ def same_expression(reference: str, answer: str, rounded_to: int | None) -> bool
         return False
     if rounded_to is not None and _rounds_to(gold[0], ours[0], rounded_to):
         return True
+    if differs_somewhere(gold[0], ours[0]):
+        return False
     if _same_equation(gold[0], ours[0]):
         return True
     from math_verify import verify
@@ -100,7 +102,10 @@ def _same_equation(gold: Any, ours: Any) -> bool:
         return False
     if not all(isinstance(side, Expr) for equation in (gold, ours) for side in equation.args):
         return False
-    one, other = simplify(gold.lhs - gold.rhs), simplify(ours.lhs - ours.rhs)
+    one, other = gold.lhs - gold.rhs, ours.lhs - ours.rhs
+    if one.free_symbols != other.free_symbols or not may_be_proportional(one, other):
+        return False
+    one, other = simplify(one), simplify(other)
     if one == 0 or other == 0:
         return bool(one == other)
     factor = simplify(one / other)
