@@ -12,6 +12,7 @@ from functools import partial
 
 from grpo_engine.contract.error import GrpoError, Unavailable
 from jobs.database import DatabaseDamaged
+from jobs.dispatcher.courier import Courier
 from jobs.dispatcher.intake import Intake
 from jobs.dispatcher.mirror import Mirror
 from jobs.dispatcher.outbox import Outbox
@@ -47,6 +48,7 @@ class Dispatcher:
         self._outbox = Outbox(ledger, live, Publisher(settings), settings, self._intake, self.watch, monotonic)
         self._reaper = Reaper(ledger, live, settings, self._intake, self.watch, monotonic)
         self._retention = Retention(ledger)
+        self._courier = Courier(ledger, settings, monotonic)
         self._stall = StallWatch(ledger, settings, monotonic)
         self._to_sweep: dict[str, float] | None = None
         self._complaints: dict[str, str] = {}
@@ -71,6 +73,7 @@ class Dispatcher:
 
     def close(self) -> None:
         """Let go of everything."""
+        self._courier.close()
         self._outbox.close()
         self._live.close()
         self._ledger.close()
@@ -90,6 +93,7 @@ class Dispatcher:
             for job in self._ledger.jobs_in([State.QUEUED]):
                 self._guard(job.id, partial(self._outbox.dispatch, job))
         self._guard("the stall watch", lambda: self._stall.look(active))
+        self._guard("webhooks", self._courier.turn)
         self._intake.forget(active)
         self._retire(active)
 
