@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from grpo_engine.contract.base import NonNegativeFloat, PositiveInt, Strict
+from grpo_engine.contract.base import NonNegativeFloat, PositiveInt, Strict, broken_rule
 from grpo_engine.contract.view_base import Number, View
 
 
@@ -31,7 +31,7 @@ class Promote(Strict):
     @model_validator(mode="after")
     def _has_gates(self) -> Promote:
         if not self.gates.model_dump(exclude_none=True):
-            raise ValueError("gates names none; give max_ref_kl, min_reward, max_beta or min_step")
+            raise broken_rule("gates", "it names none; give max_ref_kl, min_reward, max_beta or min_step")
         return self
 
 

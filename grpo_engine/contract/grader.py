@@ -139,7 +139,7 @@ class Format(_Part):
     @model_validator(mode="after")
     def _each_once(self) -> Format:
         if len(set(self.tags)) != len(self.tags):
-            raise ValueError("tags names one tag twice, and each may stand once only; remove the repetition")
+            raise broken_rule("tags", "one tag stands twice, and each may stand once only; remove the repetition")
         return self
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from grpo_engine.contract.base import Strict
+from grpo_engine.contract.base import Strict, broken_rule
 from grpo_engine.contract.view_base import View
 
 EventType = Literal[
@@ -47,7 +47,7 @@ class EndpointChange(Strict):
     @model_validator(mode="after")
     def _changes_something(self) -> EndpointChange:
         if self.name is None and self.url is None and self.event_types is None:
-            raise ValueError("give at least one of name, url and event_types")
+            raise broken_rule("name", "give at least one of name, url and event_types")
         return self
 
 
