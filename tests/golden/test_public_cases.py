@@ -41,6 +41,23 @@ def test_case_a03_one_far_token(dtype: torch.dtype, logprob: list[float], ref: l
         assert kl.surrogate_BT.item() == pytest.approx(0.1487212707, abs=1e-6)
 
 
+@pytest.mark.parametrize("grad", ["naive", "unbiased"])
+@pytest.mark.parametrize("direction", ["policy_ref", "ref_policy", "jeffreys"])
+@pytest.mark.parametrize("estimator", ["k2", "k3", "abs"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_case_a03_a_token_that_the_reference_rules_out(dtype: torch.dtype, estimator: str, direction: str, grad: str) -> None:
+    """https://github.com/huggingface/trl/pull/5594: log-probability minus infinity at the reference, as a masked vocabulary gives it."""
+    policy = torch.tensor([[-1.0, -2.0]], dtype=dtype, requires_grad=True)
+    ref = torch.tensor([[float("-inf"), -2.0]], dtype=dtype)
+    cfg = KlConfig(estimator=estimator, direction=direction, grad=grad)  # type: ignore[arg-type]
+    kl = kl_loss_tokens(policy, ref, policy.detach(), None, torch.ones(1, 2), cfg)
+    kl.surrogate_BT.sum().backward()
+    assert policy.grad is not None
+    assert bool(torch.isfinite(kl.surrogate_BT).all())
+    assert bool(torch.isfinite(policy.grad).all())
+    assert kl.clipped_BT.tolist() == [[True, False]]
+
+
 @pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean", "seq_sum", "constant"])
 def test_case_a05_a_batch_without_a_token(aggregation: str) -> None:
     """https://github.com/huggingface/trl/pull/3248, https://github.com/verl-project/verl/issues/785"""

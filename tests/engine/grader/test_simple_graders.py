@@ -241,3 +241,8 @@ def test_a_reference_that_is_no_number_is_a_fault_not_a_zero() -> None:
     assert math.isnan(answer.value)
     assert answer.kind == "invalid_variable"
     assert "three" in (answer.error or "")
+
+
+def test_a_format_that_names_a_tag_twice_could_never_hold_and_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="twice"):
+        grader({"type": "format", "tags": ["answer", "answer"]})

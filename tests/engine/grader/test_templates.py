@@ -115,3 +115,20 @@ def test_a_grader_that_skips_needs_its_field_in_some_row() -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_templates(grader(raw), rows({"keyword": "x"}))
     assert caught.value.param == "method.grpo.grader.graders.m.reference"
+
+
+@pytest.mark.parametrize(
+    ("raw", "bad", "sentence"),
+    [
+        ({"type": "math"}, "\\boxed{}", "empty"),
+        ({"type": "math"}, "$$", "empty"),
+        ({"type": "number"}, "forty-two", "not a number"),
+        ({"type": "number"}, [1, 2], "not a number"),
+    ],
+)
+def test_a_reference_that_nothing_could_equal_is_refused_with_its_line(raw: dict[str, Any], bad: Any, sentence: str) -> None:
+    """https://github.com/huggingface/cookbook/issues/335: a gold answer without content must not pay, nor cost the run its grades."""
+    good = {"reference_answer": "42"}
+    check_templates(grader(raw), rows(good, good))
+    with pytest.raises(InvalidRequest, match=rf"{sentence}.*1 of 3 rows \(line 2\)"):
+        check_templates(grader(raw), rows(good, {"reference_answer": bad}, good))
