@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import redis
 
@@ -126,6 +127,14 @@ class Ground(LiveStack):
         if name == "worker":
             pid = self.process("worker").pid
             wait_for(lambda: pid in self._listed_workers(), "the worker's heartbeat")
+        elif name == "api":
+            wait_for(self._answers, "the API to answer")
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/healthz", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
 
     def _listed_workers(self) -> set[int]:
         with self.redis() as client:

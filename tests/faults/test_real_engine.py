@@ -97,7 +97,6 @@ def test_the_host_goes_down_and_comes_up(field: Ground) -> None:
     wait_for(lambda: not any(process.is_running() for process in victims), "every process to be gone", 20)
     for name in ("valkey", "api", "dispatcher"):
         field.restart(name)
-    wait_for(lambda: field.client.job(jobs[0]), "the API")
     field.restart("worker")
     for job_id in jobs:
         field.end(job_id, "succeeded", field.like(STEPS))
