@@ -62,9 +62,7 @@ def train(root: Path, name: str = "1", spec: dict[str, Any] | None = None, **dis
 def start(run_dir: Path) -> subprocess.Popen[bytes]:
     """Run an attempt in a process of its own."""
     with (run_dir / "engine.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "grpo_engine", str(run_dir)], stdout=log, stderr=log
-        )
+        return subprocess.Popen([sys.executable, "-m", "grpo_engine", str(run_dir)], stdout=log, stderr=log)
 
 
 def kill_when(run_dir: Path, seen: str) -> None:
