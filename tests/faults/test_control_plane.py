@@ -22,6 +22,7 @@ from tests.jobs.test_dispatcher import Room
 from tests.stack import wait_for
 
 
+@pytest.mark.faults
 def test_an_api_killed_during_a_post_leaves_no_job_or_one(yard: Ground) -> None:
     """Killed at some moment around the commit; the same key afterwards gives the job that was made, or makes it."""
     dice = random.Random(27)

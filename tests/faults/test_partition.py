@@ -21,7 +21,7 @@ pytestmark = pytest.mark.faults
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Ground]:
     """A server that gives up on a silent worker quickly."""
-    with ground(tmp_path, lease_ttl_s=2.0, lost_after_s=3.0, heartbeat_s=0.5) as server:
+    with ground(tmp_path, lease_ttl_s=2.0, lost_after_s=8.0, heartbeat_s=0.5) as server:
         yield server
 
 
@@ -43,7 +43,7 @@ def second_worker(site: Ground) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_worker_back_from_a_partition_is_fenced(site: Ground, second_worker: subprocess.Popen[bytes]) -> None:
-    job_id = site.submit("step_s=0.1", steps=200)
+    job_id = site.submit("step_s=0.1", steps=80)
     site.reach(job_id, 5)
     supervisor = site.pool_child(job_id)
     workers = [site.process("worker"), psutil.Process(second_worker.pid)]
@@ -58,7 +58,7 @@ def test_a_worker_back_from_a_partition_is_fenced(site: Ground, second_worker: s
             process.resume()
         outcome = wait_for(lambda: site.artifacts.outcome(job_id, 1), "the first attempt to be ended", 30)
         assert outcome.reason == "superseded"
-        job = site.end(job_id, "succeeded", site.like(200))
+        job = site.end(job_id, "succeeded", site.like(80))
         later = [entry for entry, _ in client.xrange(f"grpo:job:{job_id}:events") if entry.startswith("1-")]
     assert len(later) == first, "the fenced attempt wrote into the stream"
     assert (job.epoch, job.worker_losses) == (2, 1)
