@@ -229,9 +229,7 @@ def main() -> None:
     }
     path = HERE / f"engine_vs_trl.{args.shape}.{args.precision}.json"
     path.write_text(json.dumps(report, indent=1) + "\n")
-    print(
-        f"{args.shape} prompts, {args.precision}: engine {mean['engine']:.2f} s/step, TRL {mean['trl']:.2f} s/step: {report['ratio']:.1f} times"
-    )
+    print(f"{args.shape}, {args.precision}: engine {mean['engine']:.2f} s/step, TRL {mean['trl']:.2f} s/step, {report['ratio']:.1f} times")
     print(f"  engine by phase: {', '.join(f'{name} {value:.2f} s' for name, value in ours['phases_s'].items())}")
     for row in (ours, trl):
         print(f"  {row['side']}: {row['completion_tokens']:.1f} tokens a completion, peak {row['peak_bytes'] / 2**30:.2f} GiB")
