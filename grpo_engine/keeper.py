@@ -131,7 +131,7 @@ class Keeper:
         """Delete this attempt's older resume states. Published weights are the bookkeeper's to retire: it knows the pins."""
         if kind == "resume":
             while len(self._saved[kind]) > self._kept_resumes:
-                shutil.rmtree(self.directory / self._saved[kind].pop(0).name)
+                shutil.rmtree(self.directory / self._saved[kind].pop(0).name, ignore_errors=True)
 
     def _about(self) -> dict[str, Any]:
         learner, readings = self._learner, self._learner.readings
