@@ -62,7 +62,7 @@ def run_ours(args: argparse.Namespace) -> dict[str, Any]:
     from grpo_engine.assemble import assemble
     from grpo_engine.contract.command import Dispatch
     from grpo_engine.contract.intake import resolve_spec
-    from grpo_engine.events import EventLog
+    from grpo_engine.events import EVENTS_FILE, EventLog
     from grpo_engine.step import train_step
 
     shape = SHAPES[args.shape]
@@ -91,7 +91,8 @@ def run_ours(args: argparse.Namespace) -> dict[str, Any]:
         }
     )
     dispatch = Dispatch(spec=spec, training_file="data.jsonl", cache_dir=args.cache)
-    with EventLog(run_dir, 1) as log, assemble(dispatch, run_dir, log) as learner:
+    log = EventLog(run_dir / EVENTS_FILE, 1)
+    with assemble(dispatch, run_dir, log) as learner:
         loaded = peak_bytes()
         results = []
         for step in range(1, args.steps + 2):
@@ -216,7 +217,7 @@ def main() -> None:
         return result
 
     ours = side("ours", sys.executable, args.model)
-    folder = next(path.parent for path in Path(args.cache).rglob("model.safetensors") if args.model in str(path))
+    folder = next(path.parent for path in Path(args.cache).rglob("*.safetensors"))
     trl = side("trl", args.trl_python, str(folder))
     mean = {row["side"]: statistics.fmean(row["step_s"]) for row in (ours, trl)}
     report = {
