@@ -11,7 +11,8 @@ from api.upload import Upload
 from grpo_engine.contract.error import InsufficientStorage, InvalidRequest
 from grpo_engine.rows import BadData, scan_file
 from jobs.artifacts import fsync_dir
-from jobs.ledger.records import FileRecord, new_id
+from jobs.ledger.records import FileRecord
+from jobs.ledger.spelling import new_id
 
 PURPOSE = "fine-tune"
 _TABLE_SUFFIXES = (".csv", ".tsv")

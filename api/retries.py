@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from fastapi import Request
 
 from jobs.database import Database
-from jobs.ledger.records import IdempotencyKey, body_sha256
+from jobs.ledger.records import IdempotencyKey
+from jobs.ledger.spelling import body_sha256
 from jobs.tables import idempotency_keys
 
 WINDOW_S = 60.0

@@ -18,7 +18,8 @@ from api.routes.jobs import JobId, create_once, owner
 from grpo_engine.contract.error import InvalidRequest
 from grpo_engine.contract.intake import validate
 from grpo_engine.contract.view import Job
-from jobs.ledger.records import IdempotencyKey, body_sha256
+from jobs.ledger.records import IdempotencyKey
+from jobs.ledger.spelling import body_sha256
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}/fork", tags=["jobs"])
 

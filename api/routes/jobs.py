@@ -27,7 +27,8 @@ from grpo_engine.contract.error import InvalidRequest, NotFound, NotImplementedY
 from grpo_engine.contract.job import JobSpec
 from grpo_engine.contract.view import Job, JobOutcome, JobWarning, Page, Validated
 from jobs.ledger.lineage import LineageRecord
-from jobs.ledger.records import IdempotencyKey, JobRecord, body_sha256
+from jobs.ledger.records import IdempotencyKey, JobRecord
+from jobs.ledger.spelling import body_sha256
 from jobs.lifecycle import State, states_of_status
 from jobs.queue import queue_of
 

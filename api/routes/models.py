@@ -13,7 +13,8 @@ from api.present import answer
 from grpo_engine.contract.error import NotFound
 from grpo_engine.contract.presets import PRESETS
 from grpo_engine.contract.view import Model, Page
-from jobs.ledger.records import CheckpointRecord, checkpoint_record
+from jobs.ledger.records import CheckpointRecord
+from jobs.ledger.rows import checkpoint_record
 from jobs.tables import checkpoints, promotions
 
 router = APIRouter(prefix="/v1", tags=["models"])

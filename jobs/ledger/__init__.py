@@ -32,10 +32,8 @@ from jobs.ledger.records import (
     Order,
     Page,
     StepRecord,
-    body_sha256,
-    canonical_json,
-    new_id,
 )
+from jobs.ledger.spelling import body_sha256, canonical_json, new_id
 from jobs.ledger.webhooks import EndpointRecord, WebhookBook
 from jobs.settings import Settings
 

@@ -13,7 +13,9 @@ from grpo_engine.contract.error import NotFound
 from grpo_engine.contract.event import Level
 from jobs.artifacts import Artifacts
 from jobs.database import Database
-from jobs.ledger.records import JobRecord, canonical_json, job_record
+from jobs.ledger.records import JobRecord
+from jobs.ledger.rows import job_record
+from jobs.ledger.spelling import canonical_json
 from jobs.lifecycle import TRANSITIONS, State
 from jobs.tables import job_events, jobs
 

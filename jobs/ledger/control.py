@@ -11,7 +11,8 @@ from grpo_engine.contract.command import Command
 from grpo_engine.contract.error import Conflict, PreconditionFailed
 from jobs.artifacts import LEDGER_CLAIM
 from jobs.ledger.book import Book, LostRace
-from jobs.ledger.records import CommandRecord, JobRecord, command_record
+from jobs.ledger.records import CommandRecord, JobRecord
+from jobs.ledger.rows import command_record
 from jobs.lifecycle import State, Wanted
 from jobs.tables import commands, jobs
 

@@ -14,7 +14,8 @@ from sqlalchemy.exc import IntegrityError
 from grpo_engine.contract.error import IdempotencyMismatch, InsufficientStorage
 from grpo_engine.contract.job import JobSpec
 from jobs.ledger.lineage import LineageBook
-from jobs.ledger.records import IdempotencyKey, JobRecord, canonical_json, new_id
+from jobs.ledger.records import IdempotencyKey, JobRecord
+from jobs.ledger.spelling import canonical_json, new_id
 from jobs.lifecycle import State, Wanted
 from jobs.queue import queue_of
 from jobs.tables import idempotency_keys, job_metadata, jobs

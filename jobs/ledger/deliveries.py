@@ -10,7 +10,9 @@ import sqlalchemy as sa
 
 from grpo_engine.contract.error import InvalidRequest, NotFound
 from jobs.ledger.book import Book
-from jobs.ledger.records import EventRecord, Page, event_record, new_id
+from jobs.ledger.records import EventRecord, Page
+from jobs.ledger.rows import event_record
+from jobs.ledger.spelling import new_id
 from jobs.ledger.webhooks import CURSOR_FACT, EndpointRecord
 from jobs.tables import facts, job_events, webhook_deliveries
 

@@ -12,16 +12,8 @@ from sqlalchemy.dialects import postgresql
 
 from grpo_engine.contract.error import InvalidRequest, NotFound
 from jobs.ledger.book import Book
-from jobs.ledger.records import (
-    CheckpointRecord,
-    EventRecord,
-    Integrity,
-    Order,
-    Page,
-    StepRecord,
-    checkpoint_record,
-    event_record,
-)
+from jobs.ledger.records import CheckpointRecord, EventRecord, Integrity, Order, Page, StepRecord
+from jobs.ledger.rows import checkpoint_record, event_record
 from jobs.tables import checkpoints, job_events, steps
 
 MAX_MISSING = 1000

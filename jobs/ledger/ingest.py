@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from grpo_engine.contract.event import EngineEvent, encode_nonfinite
 from jobs.ledger.book import Book
 from jobs.ledger.payloads import CheckpointSaved, ControlAnswered, RunRewound, StepCompleted, finite, parse
-from jobs.ledger.records import JobRecord, canonical_json, checkpoint_id
+from jobs.ledger.records import JobRecord
+from jobs.ledger.spelling import canonical_json, checkpoint_id
 from jobs.lifecycle import ACTIVITY_PHASES
 from jobs.tables import checkpoints, commands, job_events, jobs, steps
 

@@ -9,7 +9,8 @@ from sqlalchemy.exc import IntegrityError
 
 from grpo_engine.contract.error import InvalidRequest
 from jobs.ledger.book import Book
-from jobs.ledger.records import JobRecord, Order, Page, job_record
+from jobs.ledger.records import JobRecord, Order, Page
+from jobs.ledger.rows import job_record
 from jobs.lifecycle import State
 from jobs.tables import facts, job_metadata, jobs
 

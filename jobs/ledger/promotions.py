@@ -10,7 +10,9 @@ import sqlalchemy as sa
 
 from grpo_engine.contract.error import Conflict, NotFound
 from jobs.ledger.book import Book
-from jobs.ledger.records import CheckpointRecord, canonical_json, checkpoint_record
+from jobs.ledger.records import CheckpointRecord
+from jobs.ledger.rows import checkpoint_record
+from jobs.ledger.spelling import canonical_json
 from jobs.tables import checkpoints, promotions
 
 

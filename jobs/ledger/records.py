@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar
-
-import sqlalchemy as sa
 
 from grpo_engine.contract.command import Command
 from grpo_engine.contract.event import Level
@@ -249,64 +245,3 @@ class Integrity:
     """Rows that a later attempt or rollback replaced."""
     gaps: int = 0
     """Times a part of an events file could not be read."""
-
-
-def canonical_json(value: Any) -> str:
-    """One spelling for equal JSON values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def body_sha256(body: Any) -> str:
-    """Hash of a decoded JSON body, blind to key order and white space."""
-    return hashlib.sha256(canonical_json(body).encode()).hexdigest()
-
-
-def new_id(prefix: str) -> str:
-    """A fresh id: `ftjob-`, `file-` and 24 hexadecimal digits."""
-    return f"{prefix}-{secrets.token_hex(12)}"
-
-
-def checkpoint_id(job_id: str, epoch: int, name: str) -> str:
-    """`ftckpt-` and 24 digits that follow from where the checkpoint lies, so that a rebuilt database knows it by the same id."""
-    return f"ftckpt-{hashlib.sha256(f'{job_id}/{epoch}/{name}'.encode()).hexdigest()[:24]}"
-
-
-def job_record(row: sa.Row[Any]) -> JobRecord:
-    """A row of `jobs`."""
-    error = None if row.error_code is None else JobError(row.error_code, row.error_message or "", row.error_param)
-    return JobRecord(
-        id=row.id, project=row.project, created_at=row.created_at, updated_at=row.updated_at, started_at=row.started_at,
-        finished_at=row.finished_at, state=State(row.state), wanted=Wanted(row.wanted), epoch=row.epoch, not_before=row.not_before,
-        dispatched_at=row.dispatched_at, published_at=row.published_at, queue=row.queue, spec_json=row.spec,
-        training_path=row.training_path, validation_path=row.validation_path, resume_from=row.resume_from,
-        status_reason=row.status_reason, error=error,
-        num_steps=row.num_steps, step=row.step, latest=json.loads(row.latest), activity=row.activity,
-        ingested=(row.ingested_epoch, row.ingested_seq), crashes=row.crashes, worker_losses=row.worker_losses,
-        preemptions=row.preemptions, stuck_attempts=row.stuck_attempts, stuck_step=row.stuck_step,
-        settings_version=row.settings_version,
-    )  # fmt: skip
-
-
-def event_record(row: sa.Row[Any]) -> EventRecord:
-    """A row of `job_events`."""
-    return EventRecord(
-        number=row.id, job_id=row.job_id, time=row.time, type=row.type, level=row.level, message=row.message,
-        step=row.step, epoch=row.epoch, seq=row.seq, data=json.loads(row.data),
-    )  # fmt: skip
-
-
-def checkpoint_record(row: sa.Row[Any]) -> CheckpointRecord:
-    """A row of `checkpoints`."""
-    return CheckpointRecord(
-        id=row.id, job_id=row.job_id, epoch=row.epoch, name=row.name, step=row.step, kind=row.kind, created_at=row.created_at,
-        bytes=row.bytes, files=json.loads(row.files), ref_kl=row.ref_kl, reward=row.reward, beta=row.beta,
-        metrics=json.loads(row.metrics), superseded=row.superseded, damaged=row.damaged, pinned=row.pinned, deleted_at=row.deleted_at,
-    )  # fmt: skip
-
-
-def command_record(row: sa.Row[Any]) -> CommandRecord:
-    """A row of `commands`."""
-    return CommandRecord(
-        job_id=row.job_id, command=Command.model_validate_json(row.body), created_at=row.created_at, status=row.status,
-        answered_at=row.answered_at, effective_step=row.effective_step, answer=json.loads(row.answer),
-    )  # fmt: skip

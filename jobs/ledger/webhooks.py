@@ -11,7 +11,8 @@ import sqlalchemy as sa
 
 from grpo_engine.contract.error import InvalidRequest, NotFound
 from jobs.ledger.book import Book
-from jobs.ledger.records import Order, Page, canonical_json, new_id
+from jobs.ledger.records import Order, Page
+from jobs.ledger.spelling import canonical_json, new_id
 from jobs.tables import facts, job_events, webhook_deliveries, webhook_endpoints
 
 CURSOR_FACT = "webhook_cursor"

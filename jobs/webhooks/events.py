@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from jobs.ledger.records import EventRecord, canonical_json
+from jobs.ledger.records import EventRecord
+from jobs.ledger.spelling import canonical_json
 
 EVENT_TYPES: dict[str, str] = {
     "fine_tuning.job.created": "job.created",
