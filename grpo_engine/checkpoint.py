@@ -112,7 +112,9 @@ def save(
 
     Raises OSError when the disk refuses; nothing partial is left behind. A directory of the same name is replaced.
     """
-    parent.mkdir(parents=True, exist_ok=True)
+    if not parent.exists():
+        parent.mkdir(parents=True, exist_ok=True)
+        fsync_directory(parent.parent)
     free = shutil.disk_usage(parent).free
     if free < expected_bytes:
         raise OSError(errno.ENOSPC, f"{expected_bytes} bytes are needed and {free} are free", str(parent))

@@ -2,16 +2,19 @@
 
 A full disk never ends training: what cannot be written waits in memory and is written, in order and in whole lines,
 as soon as there is room. Beyond the backlog's bound new events are dropped before they get a number, and counted.
+A line is with the operating system when `emit` returns, and on the disk when `sync` has returned True.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 from grpo_engine.contract.event import ENGINE_EVENTS, EngineEvent, Level
+from grpo_engine.outcome import fsync_directory
 
 EVENTS_FILE = "events.jsonl"
 MESSAGE_LIMIT = 4096
@@ -38,6 +41,9 @@ class EventLog:
         """Name of the newest resume state announced."""
         self._backlog = bytearray()
         self._backlog_bytes = backlog_bytes
+        self._durable_bytes = 0
+        self._is_doubtful = False
+        """An fsync has failed since: what it was to write may be lost although a later one succeeds."""
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def emit(
@@ -85,14 +91,36 @@ class EventLog:
             del self._backlog[:written]
         return True
 
+    def sync(self) -> bool:
+        """Make every event so far durable. Returns False when the disk refuses; then some may be lost in a power cut."""
+        is_flushed = self.flush()
+        try:
+            if self._is_doubtful:
+                self._write_again()
+            os.fsync(self._fd)
+            if self._durable_bytes == 0:
+                fsync_directory(self.path.parent)
+        except OSError:
+            self.num_write_failures += 1
+            self._is_doubtful = True
+            return False
+        self._durable_bytes, self._is_doubtful = os.fstat(self._fd).st_size, False
+        return is_flushed
+
+    def _write_again(self) -> None:
+        """Linux calls pages clean whose write-back failed, so that only writing them anew brings them to the disk."""
+        fd = os.open(self.path, os.O_RDWR)
+        try:
+            block = os.pread(fd, os.fstat(fd).st_size - self._durable_bytes, self._durable_bytes)
+            if os.pwrite(fd, block, self._durable_bytes) != len(block):
+                raise OSError(errno.ENOSPC, "the disk took only a part of the events", str(self.path))
+        finally:
+            os.close(fd)
+
     def close(self) -> None:
         """Write what waits, make it durable, and close the file."""
         if self._fd < 0:
             return
-        self.flush()
-        try:
-            os.fsync(self._fd)
-        except OSError:
-            self.num_write_failures += 1
+        self.sync()
         os.close(self._fd)
         self._fd = -1

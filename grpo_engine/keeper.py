@@ -1,7 +1,8 @@
 """When a run writes checkpoints, what it says about them, and which older ones it deletes.
 
 Training outlives a failed write: `checkpoint.failed`, the partial directory is gone, the next interval tries again. An
-older resume state is deleted only after the newer one is complete and announced.
+older resume state is deleted only after the newer one is complete and announced, and the events up to it are on the disk:
+else a power cut could take words about steps that no state is left to do again.
 """
 
 from __future__ import annotations
@@ -129,9 +130,11 @@ class Keeper:
 
     def _retire(self, kind: Kind) -> None:
         """Delete this attempt's older resume states. Published weights are the bookkeeper's to retire: it knows the pins."""
-        if kind == "resume":
-            while len(self._saved[kind]) > self._kept_resumes:
-                shutil.rmtree(self.directory / self._saved[kind].pop(0).name, ignore_errors=True)
+        saved = self._saved[kind]
+        if kind == "published" or len(saved) <= self._kept_resumes or not self._log.sync():
+            return
+        while len(saved) > self._kept_resumes:
+            shutil.rmtree(self.directory / saved.pop(0).name, ignore_errors=True)
 
     def _about(self) -> dict[str, Any]:
         learner, readings = self._learner, self._learner.readings

@@ -82,6 +82,52 @@ def test_events_beyond_the_backlog_are_counted_and_leave_no_gap(tmp_path: Path, 
     log.close()
 
 
+def test_sync_says_whether_every_event_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = EventLog(tmp_path / "events.jsonl", 1)
+    log.emit("step.completed", "step 1", step=1)
+    assert log.sync()
+    disk = FullDisk(monkeypatch, free=0)
+    log.emit("step.completed", "step 2", step=2)
+    assert not log.sync(), "an event that waits in memory is not on the disk"
+    disk.free = 10**6
+    assert log.sync()
+    assert [event.step for event in lines(log.path)] == [1, 2]
+    log.close()
+
+
+def test_after_a_failed_fsync_the_events_it_was_for_are_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second fsync that succeeds proves nothing about pages the first has lost."""
+    log = EventLog(tmp_path / "events.jsonl", 1)
+    log.emit("step.completed", "step 1", step=1)
+    assert log.sync()
+    durable = log.path.stat().st_size
+    log.emit("step.completed", "step 2", step=2)
+
+    def refuse(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("grpo_engine.events.os.fsync", refuse)
+        assert not log.sync()
+    written: list[tuple[int, bytes]] = []
+    real = os.pwrite
+
+    def pwrite(fd: int, block: bytes, offset: int) -> int:
+        written.append((offset, block))
+        return real(fd, block, offset)
+
+    monkeypatch.setattr("grpo_engine.events.os.pwrite", pwrite)
+    log.emit("step.completed", "step 3", step=3)
+    whole = log.path.read_bytes()
+    assert log.sync()
+    assert written == [(durable, whole[durable:])]
+    assert log.path.read_bytes() == whole
+    assert log.num_write_failures == 1
+    assert log.sync()
+    assert len(written) == 1, "once is enough"
+    log.close()
+
+
 @pytest.mark.parametrize(
     ("status", "reason", "code"),
     [
