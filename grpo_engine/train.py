@@ -63,12 +63,11 @@ def train(
         problem = rollouts.keep(result)
         report(learner, log, result)
         _report_rollouts(log, step, problem)
-        _gate(learner, result)
+        gate(learner, result)
         num_ungraded = num_ungraded + 1 if result.metrics["grader/failed_frac"] == 1 else 0
         if num_ungraded >= MAX_UNGRADED_STEPS:
             raise GraderBroken(f"no completion could be graded in {num_ungraded} steps in a row: {result.grader_errors[0]}")
-        if result.quarantine is not None and learner.grpo.optimizer.on_nonfinite == "abort":
-            raise NonFinite(f"step {step}: {result.quarantine}; the weights are those of before it")
+        abort_if_told(learner, result)
         rescued = enforce(learner, keeper, log, elapsed())
         if isinstance(rescued, Outcome):
             yield result
@@ -150,8 +149,11 @@ def _report_rollouts(log: EventLog, step: int, problem: str | None) -> None:
         log.emit("rollouts.failed", f"{problem}; training goes on", step=step, level="error", data={"reason": problem})
 
 
-def _gate(learner: Learner, result: StepResult) -> None:
-    """Step 1 begins with the reference's own weights, so its KL must read 0; anything else makes every later number wrong."""
+def gate(learner: Learner, result: StepResult) -> None:
+    """Step 1 begins with the reference's own weights, so its KL must read 0; anything else makes every later number wrong.
+
+    Raises ReferenceMismatch.
+    """
     gate = learner.grpo.diagnostics.ref_mismatch
     kl = result.metrics.get("kl/ref/k3/mean")
     is_first = result.step == 1 and learner.reference_sha256 == learner.policy.sha256
@@ -160,6 +162,12 @@ def _gate(learner: Learner, result: StepResult) -> None:
             f"kl/ref at step 1 is {kl:.3g} nats per token where policy and reference are the same weights; they do not compute alike",
             param="method.grpo.reference",
         )
+
+
+def abort_if_told(learner: Learner, result: StepResult) -> None:
+    """Raises NonFinite after a step whose update was not applied, when the job asks for that."""
+    if result.quarantine is not None and learner.grpo.optimizer.on_nonfinite == "abort":
+        raise NonFinite(f"step {result.step}: {result.quarantine}; the weights are those of before it")
 
 
 def _sync_reference(learner: Learner, step: int) -> None:

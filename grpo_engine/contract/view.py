@@ -12,13 +12,14 @@ from pydantic import Field
 from grpo_engine.contract.checkpoint_view import Checkpoint, CheckpointFile, Promotion
 from grpo_engine.contract.event import Level
 from grpo_engine.contract.metric_view import Bucket, Integrity, MetricPage, MetricRow, MetricSeries, Point, SampledMetrics
-from grpo_engine.contract.view_base import Deleted, NonFinite, Number, Page, Problem, ProblemError, View
+from grpo_engine.contract.probe_view import Probe
+from grpo_engine.contract.view_base import Deleted, JobWarning, NonFinite, Number, Page, Problem, ProblemError, View
 
 __all__ = [
     "Bucket", "Checkpoint", "CheckpointFile", "ControlCommand", "ControlSettings", "Deleted", "File", "GraderRun", "Integrity", "Job",
     "JobError", "JobEvent", "JobOutcome", "JobWarning", "KlState", "Lineage", "MetricPage", "MetricRow", "MetricSeries", "Model",
-    "NonFinite", "Number", "Page", "Phase", "Point", "Problem", "ProblemError", "Progress", "Promotion", "Queue", "Reference",
-    "SampledMetrics", "Status", "Validated", "View",
+    "NonFinite", "Number", "Page", "Phase", "Point", "Probe", "Problem", "ProblemError", "Progress", "Promotion", "Queue", "Reference",
+    "SampledMetrics", "Status", "SweepPlace", "Validated", "View",
 ]  # fmt: skip
 
 Status = Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
@@ -36,15 +37,6 @@ Phase = Literal[
     "publishing",
     "terminal",
 ]
-
-
-class JobWarning(View):
-    """A legal setting that is known to disappoint."""
-
-    code: str
-    """Stable; the name of the detector where there is one."""
-    param: str
-    message: str
 
 
 class JobError(View):
@@ -100,6 +92,14 @@ class KlState(View):
     reference: Reference | None = None
 
 
+class SweepPlace(View):
+    """The sweep a job is part of."""
+
+    id: str
+    member: str
+    """The job's name in it."""
+
+
 class Lineage(View):
     """Where the weights come from."""
 
@@ -109,6 +109,7 @@ class Lineage(View):
     parent_checkpoint: str | None = None
     forks: list[str] = []
     """Jobs that start from a checkpoint of this one, oldest first."""
+    sweep: SweepPlace | None = None
 
 
 class Job(View):
@@ -176,6 +177,8 @@ class Validated(View):
     disk_bytes_needed: int | None
     """Estimate; null when the model's size is not known before it is fetched."""
     warnings: list[JobWarning] = []
+    probe: Probe | None = None
+    """What a few rollouts found; null unless `probe=true` asked for them."""
 
 
 class JobEvent(View):

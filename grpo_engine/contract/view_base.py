@@ -25,6 +25,15 @@ class NonFinite(View):
 Number = float | NonFinite
 
 
+class JobWarning(View):
+    """A legal setting that is known to disappoint."""
+
+    code: str
+    """Stable; the name of the detector where there is one."""
+    param: str
+    message: str
+
+
 class Deleted(View):
     """Something is gone."""
 
