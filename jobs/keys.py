@@ -34,10 +34,15 @@ KEYS: tuple[Key, ...] = (
     Key("grpo:job:<id>:wanted", "stream_ttl_s", "JSON {epoch, wanted}: the current epoch (older attempts are fenced) and what it shall do"),
     Key("grpo:job:<id>:commands", "stream_ttl_s", "hash number -> JSON command, re-sent until answered"),
     Key("grpo:job:<id>:lease", "lease_ttl_s", "JSON {worker, epoch}: somebody looks after the attempt"),
+    Key("grpo:probe:<id>", "600 s", "JSON order of a probe: spec, paths, time limit; gone when a worker takes it"),
+    Key("grpo:probe:<id>:asker", "lease_ttl_s", "1: somebody waits for the probe's answer"),
+    Key("grpo:probe:<id>:runner", "lease_ttl_s", "id of the worker that works on the probe"),
+    Key("grpo:probe:<id>:answer", "60 s", "JSON answer of a probe: what was found, or why there is nothing"),
     Key("grpo:worker:<id>", "lease_ttl_s", "JSON heartbeat of a worker"),
     Key("grpo:dispatcher", "lease_ttl_s", "JSON {pid, host, time}: a dispatcher turns"),
     Key("grpo:ping", "1 day", "written to learn whether Redis takes writes"),
     Key("grpo:workers", "1 day", "set of worker ids seen lately"),
+    Key("grpo:notices", "1 day", "list of JSON: what workers have to say for a job's history; the dispatcher takes it; capped"),
 )
 
 GENERATION = "grpo:generation"
@@ -46,6 +51,8 @@ DISPATCHER = "grpo:dispatcher"
 GENERATION_TTL_S = 30 * DAY_S
 WORKERS = "grpo:workers"
 WORKERS_TTL_S = DAY_S
+NOTICES = "grpo:notices"
+MAX_NOTICES = 1000
 
 
 def events(job_id: str) -> str:
@@ -76,3 +83,23 @@ def lease(job_id: str) -> str:
 def worker(worker_id: str) -> str:
     """A worker's heartbeat."""
     return f"{PREFIX}worker:{worker_id}"
+
+
+def probe(probe_id: str) -> str:
+    """A probe's order."""
+    return f"{PREFIX}probe:{probe_id}"
+
+
+def probe_asker(probe_id: str) -> str:
+    """Somebody waits for the probe."""
+    return f"{PREFIX}probe:{probe_id}:asker"
+
+
+def probe_runner(probe_id: str) -> str:
+    """Somebody works on the probe."""
+    return f"{PREFIX}probe:{probe_id}:runner"
+
+
+def probe_answer(probe_id: str) -> str:
+    """What the probe found."""
+    return f"{PREFIX}probe:{probe_id}:answer"

@@ -20,6 +20,10 @@ from jobs.settings import Settings
 
 RUN_ATTEMPT = "grpo.run_attempt"
 """Task (job_id, epoch)."""
+RUN_PROBE = "grpo.probe"
+"""Task (probe_id,)."""
+PROBE_MESSAGE_TTL_S = 300.0
+"""A probe's message older than this is dropped by the worker; its order is long withdrawn. Wide, because clocks differ."""
 CPU_QUEUE = "grpo-cpu"
 GPU_QUEUE = "grpo-gpu"
 
@@ -72,21 +76,28 @@ def task_id(job_id: str, epoch: int) -> str:
 
 
 class Publisher:
-    """Sends hints. One per process; not for use inside an HTTP request."""
+    """Sends hints. One per process. A publication takes seconds when the broker is away: never on an event loop, and in a request
+    only where the request is about the worker itself (a probe)."""
 
     def __init__(self, settings: Settings) -> None:
         self._app = make_app(settings, socket_timeout_s=settings.redis_timeout_s)
 
     def enqueue(self, job_id: str, epoch: int, queue: str = CPU_QUEUE) -> None:
         """Publish (job_id, epoch). Bounded in time; raises Unavailable when the broker does not take it."""
+        self._send(RUN_ATTEMPT, [job_id, epoch], task_id(job_id, epoch), queue)
+
+    def ask_probe(self, probe_id: str, queue: str) -> None:
+        """Publish that a probe's order waits. Bounded in time; raises Unavailable when the broker does not take it."""
+        self._send(RUN_PROBE, [probe_id], probe_id, queue, expires=PROBE_MESSAGE_TTL_S)
+
+    def _send(self, task: str, args: list[Any], message_id: str, queue: str, **options: Any) -> None:
         try:
             with self._app.connection_for_write(transport_options=self._app.conf.broker_transport_options) as connection:
                 connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, reraise_as_library_errors=True)
                 with connection.Producer(serializer="json") as producer:
                     self._app.send_task(
-                        RUN_ATTEMPT, args=[job_id, epoch], task_id=task_id(job_id, epoch), queue=queue,
-                        producer=producer, retry=False, ignore_result=True,
-                    )  # fmt: skip
+                        task, args=args, task_id=message_id, queue=queue, producer=producer, retry=False, ignore_result=True, **options
+                    )
         except (BrokerError, RedisError, OSError) as error:
             raise Unavailable(f"the broker does not take messages: {type(error).__name__}: {error}") from error
 

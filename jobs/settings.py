@@ -59,6 +59,11 @@ class Settings:
     deaf_after_s: float = 120.0
     """An idle worker that takes nothing from a queue that is not empty for this long starts itself anew."""
 
+    probe_timeout_s: float = 120.0
+    """Longest a probe (`validate?probe=true`) runs on a worker."""
+    probe_wait_s: float = 5.0
+    """Longest a probe waits for a free slot of a worker."""
+
     poll_s: float = 0.5
     """How often the dispatcher looks round, and the supervisor looks at its engine."""
     heartbeat_s: float = 10.0
