@@ -27,6 +27,8 @@ from worker.engine import ENGINE_COMMAND
 from worker.hearing import Hearing
 from worker.heartbeat import Heartbeat
 from worker.janitor import close_attempt, sweep
+from worker.probe import PROBE_COMMAND, close_lost_probe, register_probe
+from worker.probe_place import sweep_probes
 from worker.tasks import default_worker_id, register
 
 log = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ log = logging.getLogger(__name__)
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def main(engine_command: Sequence[str] = ENGINE_COMMAND) -> None:
+def main(engine_command: Sequence[str] = ENGINE_COMMAND, probe_command: Sequence[str] = PROBE_COMMAND) -> None:
     """Run until SIGTERM. A running job is drained: it ends its step, saves, and is queued again."""
     try:
         settings = Settings.from_env()
@@ -46,9 +48,11 @@ def main(engine_command: Sequence[str] = ENGINE_COMMAND) -> None:
     worker_id = settings.worker_id or default_worker_id()
     artifacts = Artifacts(settings.data_dir)
     sweep(artifacts, settings.cancel_grace_s)
+    sweep_probes(artifacts)
     use_careful_broker()
     app = make_app(settings)
     register(app, settings, worker_id, engine_command)
+    register_probe(app, settings, worker_id, probe_command)
     live = Live.connect(settings)
     heartbeat = Heartbeat(live, worker_id, settings.heartbeat_s, lambda: description(settings))
     hearing = Hearing(live, settings.queues, settings.deaf_after_s)
@@ -116,9 +120,11 @@ class Handlers:
         DRAIN.set()
 
     def on_failure(self, exception: BaseException, args: Sequence[Any], **_: Any) -> None:
-        """A pool child that died mid-attempt leaves no verdict: end its engine and write one, off the event loop."""
+        """A pool child that died at work leaves no verdict: end its engine and write one, off the event loop."""
         if isinstance(exception, WorkerLostError) and len(args) == 2:
             threading.Thread(target=self._close, args=(str(args[0]), int(args[1])), name="close-lost-attempt").start()
+        elif isinstance(exception, WorkerLostError) and len(args) == 1:
+            threading.Thread(target=close_lost_probe, args=(self._settings, str(args[0])), name="close-lost-probe").start()
 
     def _close(self, job_id: str, epoch: int) -> None:
         try:

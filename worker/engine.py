@@ -9,9 +9,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from worker import launch
-from worker.attempt import Attempt
 from worker.processes import (
     EPOCH_VARIABLE,
     JOB_VARIABLE,
@@ -32,10 +32,22 @@ LOG_LIMIT_BYTES = 16 * 2**20
 LOG_TAIL_BYTES = 4 * 2**20
 
 
+class RunPlace(Protocol):
+    """Where an engine runs, and under which badge: an attempt, or a probe."""
+
+    job_id: str
+    epoch: int
+    path: Path
+    log_path: Path
+
+    def write_run(self, engine: Identity | None) -> None:
+        """Note who supervises and which process is the engine."""
+
+
 class Engine:
     """The running engine of an attempt. Start it from the main thread: the parent-death signal follows the thread."""
 
-    def __init__(self, attempt: Attempt, environment: Mapping[str, str], command: Sequence[str] = ENGINE_COMMAND) -> None:
+    def __init__(self, attempt: RunPlace, environment: Mapping[str, str], command: Sequence[str] = ENGINE_COMMAND) -> None:
         self.attempt = attempt
         badge = {
             JOB_VARIABLE: attempt.job_id,
