@@ -218,6 +218,22 @@ class Live:
             self._redis.delete(keys.worker(worker_id))
             self._redis.srem(keys.WORKERS, worker_id)
 
+    # Notices
+
+    def post_notice(self, notice_json: str) -> None:
+        """Leave a word for a job's history. The oldest go when nobody takes them."""
+        with answers():
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.rpush(keys.NOTICES, notice_json)
+            pipe.ltrim(keys.NOTICES, -keys.MAX_NOTICES, -1)
+            pipe.expire(keys.NOTICES, keys.DAY_S)
+            pipe.execute()
+
+    def take_notice(self) -> str | None:
+        """Take the oldest word that workers have left: each goes to one caller. None when there is none."""
+        with answers():
+            return cast(str | None, self._redis.lpop(keys.NOTICES))
+
     # Generation and queues
 
     def generation(self) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_engine.contract.command import Command, Dispatch
 from grpo_engine.contract.event import Outcome
-from jobs.artifacts import Artifacts, write_atomic
+from jobs.artifacts import LEDGER_CLAIM, Artifacts, write_atomic
 from worker.processes import Identity, identify
 
 
@@ -34,6 +34,12 @@ class Attempt:
     def is_claimed(self) -> bool:
         """Whether somebody runs, ran or withdrew this attempt."""
         return self._artifacts.claim_holder(self.job_id, self.epoch) is not None
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether the server took the attempt back before a worker had it."""
+        holder = self._artifacts.claim_holder(self.job_id, self.epoch)
+        return holder is not None and holder.get("worker_id") == LEDGER_CLAIM
 
     def claim(self, worker_id: str) -> bool:
         """Take the attempt for this process; False when somebody has it already."""

@@ -19,9 +19,11 @@ from types import FrameType
 from celery import Celery
 
 from grpo_engine.contract.command import Dispatch
+from grpo_engine.contract.error import Unavailable
 from grpo_engine.contract.event import Outcome
 from jobs.artifacts import Artifacts
 from jobs.live import Live
+from jobs.notices import Notice
 from jobs.queue import RUN_ATTEMPT
 from jobs.settings import Settings, bare_environment
 from worker.attempt import Attempt
@@ -59,16 +61,14 @@ def carry_out(
     artifacts = Artifacts(settings.data_dir)
     attempt = Attempt(artifacts, job_id, epoch)
     if attempt.is_claimed:
-        log.warning("duplicate_delivery: %s is claimed already; message dropped", attempt)
-        return None
+        return _drop_duplicate(attempt, live, worker_id, "is claimed already")
     wanted = live.get_wanted(job_id)
     if wanted is not None and wanted.epoch > epoch:
         log.warning("%s is superseded by attempt %s; message dropped", attempt, wanted.epoch)
         return None
     dispatch = read_dispatch(attempt, live, artifacts, settings)
     if not attempt.claim(worker_id):
-        log.warning("duplicate_delivery: %s was claimed at the same moment; message dropped", attempt)
-        return None
+        return _drop_duplicate(attempt, live, worker_id, "was claimed at the same moment")
     wire = Wire(live, job_id, epoch, worker_id)
     wire.renew_lease()
     try:
@@ -84,6 +84,20 @@ def carry_out(
         raise
     finally:
         wire.release_lease()
+
+
+def _drop_duplicate(attempt: Attempt, live: Live, worker_id: str, how: str) -> None:
+    """Say so, here and in the job's history; it is no reason to trouble a Redis that is away."""
+    if attempt.is_withdrawn:
+        log.info("%s was withdrawn before a worker had it; message dropped", attempt)
+        return
+    log.warning("duplicate_delivery: %s %s; message dropped", attempt, how)
+    message = f"The message of attempt {attempt.epoch} came once more, and it {how}; dropped."
+    notice = Notice(type="attempt.duplicate_delivery", job_id=attempt.job_id, epoch=attempt.epoch, worker=worker_id, message=message)
+    try:
+        live.post_notice(notice.model_dump_json())
+    except Unavailable as error:
+        log.warning("%s: the history will not tell of it: %s", attempt, error)
 
 
 def read_dispatch(attempt: Attempt, live: Live, artifacts: Artifacts, settings: Settings) -> Dispatch:

@@ -15,6 +15,7 @@ from jobs.database import DatabaseDamaged
 from jobs.dispatcher.courier import Courier
 from jobs.dispatcher.intake import Intake
 from jobs.dispatcher.mirror import Mirror
+from jobs.dispatcher.notices import take_notices
 from jobs.dispatcher.outbox import Outbox
 from jobs.dispatcher.reaper import Reaper
 from jobs.dispatcher.retention import Retention
@@ -89,6 +90,7 @@ class Dispatcher:
             active = self._ledger.jobs_in(LIVE_STATES)
             self._guard("wanted notes", lambda: self._mirror.sync(active))
             self._guard("publication", lambda: self._outbox.chase(active))
+            self._guard("workers' notices", lambda: take_notices(self._ledger, self._live))
             self._guard("the reaper", lambda: self._reaper.look(active))
             for job in self._ledger.jobs_in([State.QUEUED]):
                 self._guard(job.id, partial(self._outbox.dispatch, job))

@@ -11,6 +11,7 @@ from grpo_engine.contract.event import Level, Outcome
 from jobs.ledger.book import Book, LostRace
 from jobs.ledger.records import JobRecord
 from jobs.lifecycle import State, Wanted
+from jobs.notices import Notice
 from jobs.tables import commands, jobs
 
 MAX_BACKOFF_S = 300.0
@@ -86,6 +87,13 @@ class AttemptBook(Book):
             connection.execute(sa.update(jobs).where(jobs.c.id == job_id).values(status_reason=message, updated_at=self.clock()))
             level: Level = "warn" if kind == "job.stalled" else "info"
             self._note(connection, job_id, kind, message, level=level, epoch=epoch, step=job.step)
+
+    def note_notice(self, job_id: str, notice: Notice) -> None:
+        """What a worker had to say about an attempt, whatever state the job is in. Raises NotFound."""
+        with self.database.write() as connection:
+            job = self._job(connection, job_id, lock=True)
+            data = {"worker": notice.worker, **notice.data}
+            self._note(connection, job.id, notice.type, notice.message, level=notice.level, epoch=notice.epoch, data=data)
 
     def settle(self, job_id: str, epoch: int, ending: Outcome | Lost | Void) -> JobRecord | None:
         """Draw the consequence of an attempt's end from its verdict, what is wanted, and the budgets. None: not the current attempt."""

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from api.buckets import thin
 from grpo_engine.contract.view import MetricSeries
 from tests.api.conftest import Hand, Server, create, event, eventually, step_event
+from worker.engine import cap_log
 
 JOBS = "/v1/fine_tuning/jobs"
 KL = "kl/ref/k3/mean"
@@ -172,6 +174,31 @@ class TestLogs:
         assert answer.text == "line 999\nodd \ufffd byte\n"
         assert answer.headers["x-attempt"] == "1"
         assert client.get(f"{JOBS}/{job}/logs", params={"attempt": 2}).status_code == 404
+
+    def test_a_shortened_log_goes_on_where_its_older_part_ends(self, client: httpx.Client, server: Server, job: str) -> None:
+        path = server.settings.data_dir / "jobs" / job / "attempts" / "1" / "engine.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(b"line %d\n" % n for n in range(200_000)))
+        dropped = cap_log(path, 10_000, 96)
+        with path.open("ab") as log:
+            log.write(b"after\n")
+        answer = client.get(f"{JOBS}/{job}/logs")
+        *older, mark, after = answer.text.splitlines()
+        assert older == [f"line {n}" for n in range(199_992, 200_000)]
+        assert f"{dropped} bytes dropped" in mark
+        assert after == "after"
+        assert int(answer.headers["x-log-bytes"]) == 96 + path.stat().st_size
+        assert client.get(f"{JOBS}/{job}/logs", params={"tail": 3}).text.splitlines() == [older[-1], mark, "after"]
+        path.unlink()
+        assert client.get(f"{JOBS}/{job}/logs", params={"tail": 1}).text == "line 199999\n", "between the two moments of shortening"
+
+    def test_a_link_planted_as_the_older_part_is_not_followed(self, client: httpx.Client, server: Server, job: str, tmp_path: Path) -> None:
+        (tmp_path / "secret").write_text("secret\n")
+        path = server.settings.data_dir / "jobs" / job / "attempts" / "1" / "engine.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("plain\n")
+        path.with_name("engine.log.1").symlink_to(tmp_path / "secret")
+        assert client.get(f"{JOBS}/{job}/logs").text == "plain\n"
 
     def test_before_the_first_attempt_there_is_none(self, client: httpx.Client) -> None:
         assert client.get(f"{JOBS}/{create(client)}/logs").status_code == 404

@@ -97,6 +97,7 @@ def test_a_second_delivery_is_dropped_while_the_first_runs_and_after_success(yar
     wait_for(lambda: yard.log("worker").count("duplicate_delivery") >= before + 2, "both to be dropped")
     assert yard.oracles.judge(job_id, "succeeded", yard.like()).epoch == 1
     assert yard.artifacts.epochs(job_id) == [1]
+    wait_for(lambda: yard.story(job_id).count("attempt.duplicate_delivery") == 2, "the history to tell of both")
 
 
 def test_a_message_lost_between_queue_and_claim_is_sent_again(yard: Ground) -> None:

@@ -20,6 +20,7 @@ from jobs.dispatcher import Dispatcher
 from jobs.ledger import Ledger, open_ledger
 from jobs.lifecycle import State, Wanted
 from jobs.live import Live, WantedNote
+from jobs.notices import Notice
 from jobs.queue import CPU_QUEUE, message_ids, task_id
 from jobs.settings import Settings, bare_environment
 from tests.conftest import ValkeyServer
@@ -183,6 +184,19 @@ def test_cancel_pause_and_commands_reach_the_worker(room: Room) -> None:
 
 
 # Up: from the worker to the row
+
+
+def test_what_workers_have_to_say_enters_the_history_once_and_garbage_does_not(room: Room) -> None:
+    job = make_job(room.ledger)
+    notice = Notice(type="attempt.duplicate_delivery", job_id=job.id, epoch=1, worker="w", message="It came twice.")
+    strange = [notice.model_copy(update={"job_id": "ftjob-nobody"}).model_dump_json(), notice.model_dump_json().replace("dupl", "d")]
+    for text in ["no JSON", *strange, notice.model_dump_json()]:
+        room.live.post_notice(text)
+    room.turn()
+    room.turn()
+    found = room.ledger.events(job.id, types=["attempt.duplicate_delivery"]).data
+    assert [(event.epoch, event.message, event.data) for event in found] == [(1, "It came twice.", {"worker": "w"})]
+    assert room.live.take_notice() is None
 
 
 def test_events_arrive_from_the_stream_and_the_verdict_ends_the_job(room: Room) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from grpo_engine.contract.command import Command
 from grpo_engine.contract.event import Outcome
+from jobs.artifacts import LEDGER_CLAIM
+from jobs.notices import Notice
 from tests.worker.room import FAKE_ENGINE, Room, wait_for
 from worker.attempt import Attempt
 from worker.tasks import NotStarted, carry_out
@@ -90,6 +92,16 @@ def test_a_claimed_attempt_is_dropped(room: Room, caplog: pytest.LogCaptureFixtu
     assert run(room, attempt) is None
     assert "duplicate_delivery" in caplog.text
     assert attempt.events_path.read_bytes() == before
+    notice = Notice.model_validate_json(room.live.take_notice() or "")
+    assert (notice.type, notice.job_id, notice.epoch) == ("attempt.duplicate_delivery", attempt.job_id, 1)
+
+
+def test_a_withdrawn_attempt_is_dropped_and_is_no_duplicate(room: Room, caplog: pytest.LogCaptureFixture) -> None:
+    attempt = room.job()
+    assert room.artifacts.claim(attempt.job_id, attempt.epoch, LEDGER_CLAIM)
+    assert run(room, attempt) is None
+    assert "duplicate_delivery" not in caplog.text
+    assert room.live.take_notice() is None
 
 
 def test_an_attempt_older_than_the_wanted_epoch_is_dropped_unclaimed(room: Room) -> None:
