@@ -42,17 +42,29 @@ class Admission:
     """Estimate of what its checkpoints take; null while the model's size is unknown."""
 
 
-def admit(raw: dict[str, Any], services: Services, *, inherited: Mapping[str, Path] | None = None) -> Admission:
-    """`inherited`: contents by upload id, for files whose upload may be gone.
+RowsRead = dict[tuple[str, str, str], tuple[Path, list[Row], int]]
+"""Files read by (param, upload id, how they are read)."""
+
+
+def admit(
+    raw: dict[str, Any],
+    services: Services,
+    *,
+    inherited: Mapping[str, Path] | None = None,
+    read: RowsRead | None = None,
+    promised_bytes: int = 0,
+) -> Admission:
+    """`inherited`: contents by upload id, for files whose upload may be gone. `read` remembers files from one job to the next,
+    `promised_bytes` is what jobs admitted together with this one take of the disk.
 
     Raises InvalidRequest or InsufficientStorage naming the field in `param`, as the body spells it.
     """
     spec = resolve_spec(raw)
     with named_as_written(raw):
-        return _admit(spec, services, inherited or {})
+        return _admit(spec, services, _Files(services, inherited or {}, {} if read is None else read), promised_bytes)
 
 
-def _admit(spec: JobSpec, services: Services, inherited: Mapping[str, Path]) -> Admission:
+def _admit(spec: JobSpec, services: Services, files: _Files, promised_bytes: int) -> Admission:
     settings = services.settings
     weights = find_weights(spec, services)
     started_from = next((source for source in weights if source.role == "model"), None)
@@ -68,11 +80,11 @@ def _admit(spec: JobSpec, services: Services, inherited: Mapping[str, Path]) -> 
         check_grader(grader)
     path, num_rows = None, 0
     if spec.training_file is not None:
-        path, rows, num_rows = _rows(spec, "training_file", spec.training_file, services, inherited)
+        path, rows, num_rows = files.rows(spec, "training_file", spec.training_file)
         if grader is not None:
             check_templates(grader, rows)
-    held_out = _admit_held_out(spec, services, inherited)
-    needed = require_disk(spec, model, services.artifacts.free_bytes(), settings.min_free_bytes)
+    held_out = _admit_held_out(spec, files)
+    needed = require_disk(spec, model, services.artifacts.free_bytes() - promised_bytes, settings.min_free_bytes)
     return Admission(spec, path, held_out, weights, num_rows, needed)
 
 
@@ -84,14 +96,14 @@ def _require_model(name: str, services: Services) -> None:
         raise InvalidRequest(error.message, param="method.grpo.reference.source") from error
 
 
-def _admit_held_out(spec: JobSpec, services: Services, inherited: Mapping[str, Path]) -> Path | None:
+def _admit_held_out(spec: JobSpec, files: _Files) -> Path | None:
     """The validation file's content; its rows must fill the templates of the grader that reads them."""
     grpo = spec.method.grpo
     if spec.validation_file is None or grpo.evaluation is None:
         return None
     if grpo.evaluation.grader is not None:
         check_grader(grpo.evaluation.grader, _GOLD)
-    path, rows, _ = _rows(spec, "validation_file", spec.validation_file, services, inherited)
+    path, rows, _ = files.rows(spec, "validation_file", spec.validation_file)
     if grpo.evaluation.grader is not None:
         check_templates(grpo.evaluation.grader, rows, _GOLD)
     elif grpo.grader is not None:
@@ -102,18 +114,33 @@ def _admit_held_out(spec: JobSpec, services: Services, inherited: Mapping[str, P
     return path
 
 
-def _rows(spec: JobSpec, param: str, file_id: str, services: Services, inherited: Mapping[str, Path]) -> tuple[Path, list[Row], int]:
-    if (own := inherited.get(file_id)) is not None and own.is_file():
-        limit = None if own.stat().st_size <= _READ_WHOLE_BYTES else _FIRST_ROWS
-        kept = read_rows(own, spec.method.grpo.data, filename=own.name, limit=limit, param=param).rows
-        return own, kept, len(kept)
-    try:
-        record = services.ledger.get_file(file_id)
-    except NotFound:
-        raise InvalidRequest(f"{param} {file_id!r} does not exist; upload a file and use its id", param=param) from None
-    path = training_path(services, record)
-    if not path.is_file():
-        raise InvalidRequest(f"the content of {param} {file_id!r} is gone; upload it again", param=param)
-    limit = None if record.bytes <= _READ_WHOLE_BYTES else _FIRST_ROWS
-    rows = read_rows(path, spec.method.grpo.data, filename=record.filename, limit=limit, param=param).rows
-    return path, rows, record.rows or len(rows)
+@dataclass(frozen=True)
+class _Files:
+    """Reads what a job names."""
+
+    services: Services
+    inherited: Mapping[str, Path]
+    read: RowsRead
+
+    def rows(self, spec: JobSpec, param: str, file_id: str) -> tuple[Path, list[Row], int]:
+        """Path, rows (of a large file the first), and how many there are. Raises InvalidRequest."""
+        key = (param, file_id, spec.method.grpo.data.model_dump_json())
+        if key not in self.read:
+            self.read[key] = self._rows(spec, param, file_id)
+        return self.read[key]
+
+    def _rows(self, spec: JobSpec, param: str, file_id: str) -> tuple[Path, list[Row], int]:
+        if (own := self.inherited.get(file_id)) is not None and own.is_file():
+            limit = None if own.stat().st_size <= _READ_WHOLE_BYTES else _FIRST_ROWS
+            kept = read_rows(own, spec.method.grpo.data, filename=own.name, limit=limit, param=param).rows
+            return own, kept, len(kept)
+        try:
+            record = self.services.ledger.get_file(file_id)
+        except NotFound:
+            raise InvalidRequest(f"{param} {file_id!r} does not exist; upload a file and use its id", param=param) from None
+        path = training_path(self.services, record)
+        if not path.is_file():
+            raise InvalidRequest(f"the content of {param} {file_id!r} is gone; upload it again", param=param)
+        limit = None if record.bytes <= _READ_WHOLE_BYTES else _FIRST_ROWS
+        rows = read_rows(path, spec.method.grpo.data, filename=record.filename, limit=limit, param=param).rows
+        return path, rows, record.rows or len(rows)

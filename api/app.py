@@ -35,6 +35,7 @@ from api.routes import (
     models,
     promotions,
     rollouts,
+    sweeps,
     webhooks,
 )
 from api.served_queues import ServedQueues
@@ -46,7 +47,8 @@ from jobs.live import Live
 from jobs.settings import Settings
 
 ROUTERS = (
-    jobs, forks, events, metrics, rollouts, logs, checkpoints, promotions, control, guardrails, compare, files, models, graders, webhooks,
+    jobs, forks, events, metrics, rollouts, logs, checkpoints, promotions, control, guardrails, compare, sweeps, files, models,
+    graders, webhooks,
 )  # fmt: skip
 """Closed by default: `authorise` stands before every route of these."""
 

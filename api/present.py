@@ -67,7 +67,7 @@ def job_view(
         phase=job.phase,
         is_terminal=job.is_terminal,
         status_reason=job.status_reason,
-        error=_job_error(job),
+        error=error_view(job),
         attempt=job.epoch,
         training_file=spec["training_file"],
         validation_file=spec["validation_file"],
@@ -76,7 +76,7 @@ def job_view(
         metadata=spec["metadata"],
         method=spec["method"],
         queue=None if place is None else view.Queue(position=place.ahead + 1, ahead=place.ahead, eta=place.eta, note=place.note),
-        progress=view.Progress(step=job.step, num_steps=job.num_steps, eta=eta),
+        progress=progress_view(job),
         kl=_kl_state(job, spec["model"], grpo),
         resolved=grpo,
         warnings=remarks_on(job.spec_json).warnings,
@@ -85,8 +85,14 @@ def job_view(
             parent_job=line.parent_job,
             parent_checkpoint=line.parent_checkpoint,
             forks=list(line.forks),
+            sweep=None if line.sweep is None or line.sweep_member is None else view.SweepPlace(id=line.sweep, member=line.sweep_member),
         ),
     )
+
+
+def progress_view(job: JobRecord) -> view.Progress:
+    """How far it is."""
+    return view.Progress(step=job.step, num_steps=job.num_steps, eta=_eta(job))
 
 
 def outcome_view(job: JobRecord, fine_tuned_model: str | None) -> view.JobOutcome:
@@ -177,7 +183,8 @@ def command_view(record: CommandRecord) -> view.ControlCommand:
     )
 
 
-def _job_error(job: JobRecord) -> view.JobError | None:
+def error_view(job: JobRecord) -> view.JobError | None:
+    """Why a job failed; None when it has not."""
     if job.error is None:
         return None
     return view.JobError(code=job.error.code, message=job.error.message, param=job.error.param)

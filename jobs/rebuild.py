@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
 
 from grpo_engine.contract.error import Conflict, GrpoError, InvalidRequest
 from grpo_engine.contract.job import JobSpec
@@ -47,7 +48,30 @@ def rebuild(ledger: Ledger) -> Rebuilt:
     for job_id in found.jobs:
         with ledger.database.write() as connection:
             ledger.record_lineage(connection, job_id, ledger.get_job(job_id).spec.model)
+    _restore_sweeps(ledger, found)
     return found
+
+
+def _restore_sweeps(ledger: Ledger, found: Rebuilt) -> None:
+    """Membership from each job.json; a sweep of which jobs are missing is a problem."""
+    for job_id in found.jobs:
+        content = ledger.artifacts.read_job_json(job_id)
+        if content.get("sweep") is None:
+            continue
+        try:
+            ledger.restore_membership(job_id, str(content["project"]), content["sweep"])
+        except (IntegrityError, KeyError, TypeError, ValueError) as error:
+            found.problems.append(f"{job_id}: its place in a sweep cannot be restored: {type(error).__name__}: {error}")
+    after: str | None = None
+    while True:
+        page = ledger.list_sweeps(after=after, limit=100)
+        for sweep in page.data:
+            expected = len(sweep.request.get("variants", ()))
+            if len(sweep.members) != expected:
+                found.problems.append(f"{sweep.id}: {len(sweep.members)} of its {expected} jobs were found")
+        if not page.has_more:
+            return
+        after = page.data[-1].id
 
 
 def backup(ledger: Ledger, target: Path) -> None:

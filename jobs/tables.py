@@ -157,6 +157,29 @@ lineage = Table(
     comment="jobs that start from another job's checkpoint",
 )
 
+sweeps = Table(
+    "sweeps",
+    metadata,
+    Column("id", String(80), primary_key=True),
+    Column("project", String(64), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("name", String(64)),
+    Column("request", Text, nullable=False, comment="JSON of the request: base spec and variants as they were posted"),
+    Index(None, "created_at", "id"),
+    comment="jobs that differ in a few settings and share everything else",
+)
+
+sweep_members = Table(
+    "sweep_members",
+    metadata,
+    Column("job_id", ForeignKey(jobs.c.id), primary_key=True),
+    Column("sweep_id", ForeignKey(sweeps.c.id), nullable=False),
+    Column("number", Integer, nullable=False, comment="1, 2, 3 ... in the order of the request"),
+    Column("name", String(64), nullable=False),
+    UniqueConstraint("sweep_id", "number"),
+    UniqueConstraint("sweep_id", "name"),
+)
+
 commands = Table(
     "commands",
     metadata,

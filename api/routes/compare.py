@@ -10,17 +10,19 @@ from starlette.responses import Response
 
 from api.auth import requires
 from api.deps import Services, ServicesDep
+from api.frontier import frontier
 from api.present import answer, as_number
 from api.routes.metrics import metric_names
 from grpo_engine.contract.error import InvalidRequest, NotFound
-from grpo_engine.contract.study_view import ComparedJob, ComparedPoint, ComparedSeries, Comparison, FrontierPoint
+from grpo_engine.contract.study_view import ComparedJob, ComparedPoint, ComparedSeries, Comparison
+from grpo_engine.contract.sweep import MAX_MEMBERS
 from grpo_engine.contract.telemetry import DESCRIPTORS
-from jobs.ledger.records import CheckpointRecord, JobRecord, StepRecord
+from jobs.ledger.records import JobRecord, StepRecord
 
 router = APIRouter(prefix="/v1/fine_tuning/compare", tags=["compare"])
 
 Align = Literal["step", "kl"]
-MAX_JOBS = 20
+MAX_JOBS = MAX_MEMBERS
 _ALWAYS = ("reward/mean", "beta/applied")
 """Compared when no names are given, beside each job's own KL."""
 
@@ -43,26 +45,6 @@ def compare(
     saved = [record for job in records for record in services.ledger.checkpoints(job.id, limit=1000, order="asc").data]
     is_sampled = any(len(series.points) < series.num_points for job in compared for series in job.series)
     return answer(Comparison(align=align, sampled=is_sampled, data=compared, frontier=frontier(saved)))
-
-
-def frontier(saved: Sequence[CheckpointRecord]) -> list[FrontierPoint]:
-    """All checkpoints by ascending KL, the undominated ones marked."""
-    measured = [record for record in saved if record.ref_kl is not None and record.reward is not None]
-    best: set[str] = set()
-    highest, at_kl = float("-inf"), float("-inf")
-    for record in sorted(measured, key=lambda one: (one.ref_kl or 0.0, -(one.reward or 0.0))):
-        kl, reward = record.ref_kl or 0.0, record.reward or 0.0
-        if reward > highest or (reward, kl) == (highest, at_kl):
-            highest, at_kl = reward, kl
-            best.add(record.id)
-    points = [
-        FrontierPoint(
-            checkpoint_id=record.id, job_id=record.job_id, step=record.step, ref_kl=record.ref_kl, reward=record.reward,
-            beta=record.beta, is_on_frontier=record.id in best,
-        )
-        for record in saved
-    ]  # fmt: skip
-    return sorted(points, key=lambda point: (point.ref_kl is None, point.ref_kl or 0.0, -(point.reward or 0.0), point.checkpoint_id))
 
 
 def _ids(given: Sequence[str]) -> list[str]:

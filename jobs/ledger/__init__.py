@@ -9,8 +9,8 @@ from jobs.artifacts import Artifacts
 from jobs.database import Database
 from jobs.ledger.attempts import AttemptBook, Lost, Void
 from jobs.ledger.book import Budgets, IllegalTransition
-from jobs.ledger.control import ControlBook, Request
-from jobs.ledger.creation import CreationBook
+from jobs.ledger.control import Request
+from jobs.ledger.creation import NewJob
 from jobs.ledger.credentials import SCOPES, CredentialBook
 from jobs.ledger.deliveries import DeliveryBook, DeliveryRecord
 from jobs.ledger.files import FileBook
@@ -34,6 +34,7 @@ from jobs.ledger.records import (
     StepRecord,
 )
 from jobs.ledger.spelling import body_sha256, canonical_json, new_id
+from jobs.ledger.sweeps import MemberRecord, NewMember, SweepBook, SweepRecord
 from jobs.ledger.webhooks import EndpointRecord, WebhookBook
 from jobs.settings import Settings
 
@@ -56,11 +57,15 @@ __all__ = [
     "Ledger",
     "LineageRecord",
     "Lost",
+    "MemberRecord",
+    "NewJob",
+    "NewMember",
     "Order",
     "Page",
     "PromotionRecord",
     "Request",
     "StepRecord",
+    "SweepRecord",
     "Void",
     "body_sha256",
     "canonical_json",
@@ -70,7 +75,7 @@ __all__ = [
 
 
 class Ledger(
-    CreationBook, ListingBook, ControlBook, AttemptBook, IngestBook, HistoryBook, FileBook, PromotionBook, CredentialBook,
+    SweepBook, ListingBook, AttemptBook, IngestBook, HistoryBook, FileBook, PromotionBook, CredentialBook,
     WebhookBook, DeliveryBook,
 ):  # fmt: skip
     """Thread-safe; every method is one transaction."""

@@ -25,14 +25,18 @@ class ControlBook(Book):
     def request(self, job_id: str, wanted: Request, *, actor: str = "operator") -> JobRecord:
         """Cancel, pause or resume. Asking twice changes nothing more. Raises NotFound, or Conflict where it makes no sense."""
         with self.database.write() as connection:
-            job = self._job(connection, job_id, lock=True)
-            if wanted == "cancel":
-                self._cancel(connection, job, actor)
-            elif wanted == "pause":
-                self._pause(connection, job, actor)
-            else:
-                self._resume(connection, job, actor)
+            self.request_within(connection, job_id, wanted, actor)
             return self._job(connection, job_id)
+
+    def request_within(self, connection: sa.Connection, job_id: str, wanted: Request, actor: str) -> None:
+        """The same inside a transaction; a Conflict is raised before anything has changed."""
+        job = self._job(connection, job_id, lock=True)
+        if wanted == "cancel":
+            self._cancel(connection, job, actor)
+        elif wanted == "pause":
+            self._pause(connection, job, actor)
+        else:
+            self._resume(connection, job, actor)
 
     def _cancel(self, connection: sa.Connection, job: JobRecord, actor: str) -> None:
         data = {"actor": actor}

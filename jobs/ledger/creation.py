@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,16 @@ from jobs.lifecycle import State, Wanted
 from jobs.queue import queue_of
 from jobs.tables import idempotency_keys, job_metadata, jobs
 from jobs.weights import WeightsInput, link_weights
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """What a job is made of; the paths are the uploads' contents, `weights` the checkpoints its spec names."""
+
+    spec: JobSpec
+    training_path: Path | None
+    validation_path: Path | None = None
+    weights: tuple[WeightsInput, ...] = ()
 
 
 class CreationBook(LineageBook):
@@ -43,35 +55,47 @@ class CreationBook(LineageBook):
         """
         if idempotency is not None and (earlier := self.find_idempotent(idempotency)) is not None:
             return earlier
-        job_id, now = new_id("ftjob"), self.clock()
+        new, job_id, now = NewJob(spec, training_path, validation_path, tuple(weights)), new_id("ftjob"), self.clock()
         try:
-            training = self._link(training_path, job_id, "training")
-            validation = self._link(validation_path, job_id, "validation")
-            link_weights(self.artifacts, job_id, weights)
-            self.artifacts.write_job_json(job_id, _job_json(job_id, now, spec, project, training, validation, idempotency))
-            with self.database.write() as connection:
-                earlier = None if idempotency is None else self._same_key(connection, idempotency)
-                if earlier is None:
-                    self._insert(connection, job_id, now, spec, project, training, validation, idempotency)
-                    self.record_lineage(connection, job_id, spec.model)
-                    job = self._job(connection, job_id)
+            with self._all_or_nothing([job_id]):
+                training, validation = self._lay_down(job_id, now, new, project, idempotency)
+                with self.database.write() as connection:
+                    earlier = None if idempotency is None else self._same_key(connection, idempotency)
+                    if earlier is None:
+                        self._insert(connection, job_id, now, spec, project, training, validation, idempotency)
+                        self.record_lineage(connection, job_id, spec.model)
+                        job = self._job(connection, job_id)
         except IntegrityError:
-            self.artifacts.remove_job_dir(job_id)
             if idempotency is None or (earlier := self.find_idempotent(idempotency)) is None:
                 raise
             return earlier
-        except OSError as error:
-            self.artifacts.remove_job_dir(job_id)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise InsufficientStorage("the disk of the data directory is full; free some space and try again") from error
-            raise
-        except BaseException:
-            self.artifacts.remove_job_dir(job_id)
-            raise
         if earlier is not None:
             self.artifacts.remove_job_dir(job_id)
             return earlier
         return job
+
+    @contextmanager
+    def _all_or_nothing(self, job_ids: Sequence[str]) -> Iterator[None]:
+        """The directories of these jobs go when what is done inside fails. Raises InsufficientStorage when the disk is full."""
+        try:
+            yield
+        except BaseException as error:
+            for job_id in job_ids:
+                self.artifacts.remove_job_dir(job_id)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise InsufficientStorage("the disk of the data directory is full; free some space and try again") from error
+            raise
+
+    def _lay_down(
+        self, job_id: str, now: float, new: NewJob, project: str, idempotency: IdempotencyKey | None, sweep: Mapping[str, Any] | None = None
+    ) -> tuple[str | None, str | None]:
+        """The job's directory, durably: its own names for what it reads, and job.json. Returns the paths of its files."""
+        training = self._link(new.training_path, job_id, "training")
+        validation = self._link(new.validation_path, job_id, "validation")
+        link_weights(self.artifacts, job_id, new.weights)
+        content = _job_json(job_id, now, new.spec, project, training, validation, idempotency)
+        self.artifacts.write_job_json(job_id, content if sweep is None else {**content, "sweep": dict(sweep)})
+        return training, validation
 
     def find_idempotent(self, idempotency: IdempotencyKey) -> JobRecord | None:
         """The job this key created; None when it is new. Raises IdempotencyMismatch when it came with another body."""

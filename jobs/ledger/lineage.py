@@ -1,4 +1,4 @@
-"""Where a job's weights come from, and which jobs go on from its own."""
+"""Where a job's weights come from, which jobs go on from its own, and which sweep it is part of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from jobs.ledger.book import Book
-from jobs.tables import checkpoints, jobs, lineage
+from jobs.tables import checkpoints, jobs, lineage, sweep_members
 
 _CHECKPOINT_ID = re.compile(r"ftckpt-[A-Za-z0-9_-]{1,64}")
 
@@ -24,6 +24,9 @@ class LineageRecord:
     """The base model at the beginning of the line; null: the job's own model."""
     forks: tuple[str, ...] = ()
     """Jobs that start from a checkpoint of this one, oldest first."""
+    sweep: str | None = None
+    sweep_member: str | None = None
+    """Its name in the sweep."""
 
 
 class LineageBook(Book):
@@ -37,6 +40,9 @@ class LineageBook(Book):
             both = lineage.join(jobs, jobs.c.id == lineage.c.job_id)
             children = sa.select(lineage.c.parent_job, lineage.c.job_id).select_from(both).where(lineage.c.parent_job.in_(ids))
             born = connection.execute(children.order_by(jobs.c.created_at, jobs.c.id)).all() if ids else []
+            query = sa.select(sweep_members.c.job_id, sweep_members.c.sweep_id, sweep_members.c.name)
+            places = connection.execute(query.where(sweep_members.c.job_id.in_(ids))).all() if ids else []
+        swept = {row.job_id: row for row in places}
         forks: dict[str, list[str]] = {}
         for parent, child in born:
             forks.setdefault(parent, []).append(child)
@@ -47,6 +53,8 @@ class LineageBook(Book):
                 parent_checkpoint=found[job_id].parent_checkpoint if job_id in found else None,
                 root_model=found[job_id].root_model if job_id in found else None,
                 forks=tuple(forks.get(job_id, ())),
+                sweep=swept[job_id].sweep_id if job_id in swept else None,
+                sweep_member=swept[job_id].name if job_id in swept else None,
             )
             for job_id in ids
         }

@@ -40,7 +40,7 @@ class Door:
     def url(self) -> str:
         return self.path.replace("{job_id}", "ftjob-1").replace("{checkpoint_id}", "ftckpt-1").replace("{file_id}", "file-1").replace(
             "{key}", "k"
-        ).replace("{model:path}", "tiny")  # fmt: skip
+        ).replace("{model:path}", "tiny").replace("{sweep_id}", "ftsweep-1")  # fmt: skip
 
 
 def doors(app: FastAPI) -> list[Door]:

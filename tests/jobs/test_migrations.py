@@ -18,7 +18,7 @@ from jobs.database import Database
 from jobs.settings import Settings
 from tests.postgres import PostgresServer
 
-RELEASED = ["0001"]
+RELEASED = ["0001", "0002"]
 
 
 def upgrade_to(database: Database, revision: str) -> None:
