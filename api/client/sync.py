@@ -6,21 +6,35 @@ job. Streams reconnect where they broke off.
 
 from __future__ import annotations
 
-import ipaddress
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
 from api.client import sse
-from api.client.errors import ApiError, ServerUnreachable
+from api.client.calls import JOBS, Call, at, given, once
+from api.client.errors import ApiError, ClientError, ServerUnreachable
 from api.client.sse import ServerEvent
-from api.client.transport import Answer, Opened, Patience, key_header, read_answer, sendable, server_address
+from api.client.studies import Studies
+from api.client.transport import (
+    LONGEST_RETRY_AFTER_S,
+    MAX_RETRIES,
+    RETRY_STATUSES,
+    STREAM_TIMEOUT_S,
+    Answer,
+    Opened,
+    Patience,
+    is_loopback,
+    is_worth_repeating,
+    key_header,
+    read_answer,
+    retry_after,
+    sendable,
+    server_address,
+)
 from grpo_engine.contract.view import (
     Checkpoint,
     ControlCommand,
@@ -36,15 +50,11 @@ from grpo_engine.contract.view import (
 )
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-JOBS = "/v1/fine_tuning/jobs"
-RETRY_STATUSES = (429, 503)
-MAX_RETRIES = 3
-LONGEST_RETRY_AFTER_S = 30.0
-STREAM_TIMEOUT_S = 45.0
-"""A stream silent for longer than its heartbeats is dead."""
+CSV_STEPS = 10_000
+"""Steps of one page of CSV, the most the server gives."""
 
 
-class Grpo:
+class Grpo(Studies):
     """A GRPO server. Use it as a context manager, or call `close`.
 
     `patience_s` is how long streams and waits bear a server that does not answer, for example while it restarts.
@@ -74,13 +84,12 @@ class Grpo:
 
     def create_job(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> Job:
         """Submit a job. `spec` is the JSON body as a mapping."""
-        key = idempotency_key or str(uuid.uuid4())
-        return self._ask(Job, "POST", JOBS, json=dict(spec), headers={"idempotency-key": key})
+        return self._ask(Job, "POST", JOBS, json=dict(spec), headers=once(idempotency_key))
 
     def job(self, job_id: str, *, wait_s: float | None = None) -> Job:
         """The job; with `wait_s` answers when its state changes, at the latest after so many seconds (60 at most)."""
         params = {} if wait_s is None else {"wait": wait_s}
-        return self._ask(Job, "GET", f"{JOBS}/{job_id}", params=params)
+        return self._ask(Job, "GET", at(JOBS, job_id), params=params)
 
     def jobs(self, *, limit: int = 20, after: str | None = None, status: str | None = None) -> Page[Job]:
         """A page of jobs, newest first."""
@@ -88,15 +97,15 @@ class Grpo:
 
     def cancel(self, job_id: str) -> Job:
         """End the job now."""
-        return self._ask(Job, "POST", f"{JOBS}/{job_id}/cancel")
+        return self._ask(Job, "POST", at(JOBS, job_id, "cancel"))
 
     def pause(self, job_id: str) -> Job:
         """Finish the step, checkpoint, free the worker."""
-        return self._ask(Job, "POST", f"{JOBS}/{job_id}/pause")
+        return self._ask(Job, "POST", at(JOBS, job_id, "pause"))
 
     def resume(self, job_id: str) -> Job:
         """Go on from the checkpoint."""
-        return self._ask(Job, "POST", f"{JOBS}/{job_id}/resume")
+        return self._ask(Job, "POST", at(JOBS, job_id, "resume"))
 
     def wait(self, job_id: str, *, timeout_s: float | None = None) -> Job:
         """Block until the job has ended. Raises TimeoutError; bears a restart of the server."""
@@ -124,55 +133,65 @@ class Grpo:
         rows: list[MetricRow] = []
         while True:
             params = given(names=names, global_step_from=step_from, global_step_to=step_to, limit=1000)
-            page = self._ask(MetricPage, "GET", f"{JOBS}/{job_id}/metrics", params=params)
+            page = self._ask(MetricPage, "GET", at(JOBS, job_id, "metrics"), params=params)
             rows += page.data
             if not page.has_more:
                 return rows
             step_from = page.data[-1].step + 1
 
     def metrics_csv(self, job_id: str, names: list[str] | None = None) -> str:
-        """The same as CSV text, the server's first 10 000 steps."""
-        params = given(names=names, limit=10_000)
-        return self._request("GET", f"{JOBS}/{job_id}/metrics", params=params, headers={"accept": "text/csv"}).text
+        """The same as CSV text. Raises ClientError for a job of more than 10 000 steps unless the names are given."""
+        text, step_from = "", 1
+        while True:
+            params = given(names=names, limit=CSV_STEPS, global_step_from=step_from)
+            response = self._request("GET", at(JOBS, job_id, "metrics"), params=params, headers={"accept": "text/csv"})
+            text += response.text if not text else response.text.partition("\n")[2]
+            if response.headers.get("x-has-more") != "true":
+                return text
+            if names is None:
+                raise ClientError(
+                    f"job {job_id} has more than {CSV_STEPS} steps; name the metrics to write, so that all rows have the same columns"
+                )
+            step_from = int(text.rstrip("\r\n").rpartition("\n")[2].partition(",")[0]) + 1
 
     def events(self, job_id: str, *, limit: int = 100, after: str | None = None, order: str = "asc") -> Page[JobEvent]:
         """What happened to the job."""
-        return self._ask(Page[JobEvent], "GET", f"{JOBS}/{job_id}/events", params=given(limit=limit, after=after, order=order))
+        return self._ask(Page[JobEvent], "GET", at(JOBS, job_id, "events"), params=given(limit=limit, after=after, order=order))
 
     def stream_metrics(self, job_id: str) -> Iterator[ServerEvent]:
         """`step.completed`, `run.rewound` and at last `job.finished`, from the first step on; ends with the job."""
-        return self._stream(f"{JOBS}/{job_id}/metrics/stream")
+        return self._stream(at(JOBS, job_id, "metrics", "stream"))
 
     def stream_events(self, job_id: str) -> Iterator[ServerEvent]:
         """Life cycle and engine events, from the first on; ends with the job."""
-        return self._stream(f"{JOBS}/{job_id}/events/stream")
+        return self._stream(at(JOBS, job_id, "events", "stream"))
 
     def logs(self, job_id: str, *, tail: int = 1000, attempt: int | None = None) -> str:
         """The last lines the engine printed."""
-        return self._request("GET", f"{JOBS}/{job_id}/logs", params=given(tail=tail, attempt=attempt)).text
+        return self._request("GET", at(JOBS, job_id, "logs"), params=given(tail=tail, attempt=attempt)).text
 
     # Control
 
     def control(self, job_id: str) -> ControlSettings:
         """What can be changed while the job runs."""
-        return self._ask(ControlSettings, "GET", f"{JOBS}/{job_id}/control")
+        return self._ask(ControlSettings, "GET", at(JOBS, job_id, "control"))
 
     def set_control(
         self, job_id: str, *, beta: float | None = None, target: float | None = None, learning_rate: float | None = None
     ) -> ControlCommand:
         """Change beta, the target KL or the learning rate from the next step boundary on."""
         body = given(beta=beta, target=target, learning_rate=learning_rate)
-        return self._ask(ControlCommand, "PATCH", f"{JOBS}/{job_id}/control", json=body)
+        return self._ask(ControlCommand, "PATCH", at(JOBS, job_id, "control"), json=body)
 
     # Checkpoints, files, models
 
     def checkpoints(self, job_id: str, *, limit: int = 100) -> list[Checkpoint]:
         """Published checkpoints, newest first."""
-        return self._ask(Page[Checkpoint], "GET", f"{JOBS}/{job_id}/checkpoints", params={"limit": limit}).data
+        return self._ask(Page[Checkpoint], "GET", at(JOBS, job_id, "checkpoints"), params={"limit": limit}).data
 
     def read_checkpoint_file(self, checkpoint: Checkpoint, name: str, start: int = 0) -> Iterator[bytes]:
         """The bytes of one file from `start` on."""
-        path = f"{JOBS}/{checkpoint.fine_tuning_job_id}/checkpoints/{checkpoint.id}/content"
+        path = at(JOBS, checkpoint.fine_tuning_job_id, "checkpoints", checkpoint.id, "content")
         headers = {"range": f"bytes={start}-"} if start else {}
         with self._open("GET", path, params={"file": name}, headers=headers) as response:
             yield from response.iter_bytes()
@@ -188,13 +207,17 @@ class Grpo:
 
     def delete_file(self, file_id: str) -> Deleted:
         """Forget a file; jobs made from it keep their own copy."""
-        return self._ask(Deleted, "DELETE", f"/v1/files/{file_id}")
+        return self._ask(Deleted, "DELETE", at("/v1/files", file_id))
 
     def models(self) -> list[Model]:
         """Models a job may start from."""
         return self._ask(Page[Model], "GET", "/v1/models").data
 
     # Plumbing
+
+    def send(self, call: Call[Answer]) -> Answer:
+        """Send one request and read its answer. Raises ApiError, ServerUnreachable, UnknownAnswer, CannotSend."""
+        return self._ask(call.kind, call.method, call.path, **call.options)
 
     def _ask(self, kind: type[Answer], method: str, path: str, **request: Any) -> Answer:
         return read_answer(kind, self._request(method, path, **request), self.base_url)
@@ -205,7 +228,10 @@ class Grpo:
                 with sendable():
                     response = self._http.request(method, path, **request)
             except httpx.TransportError as error:
-                raise ServerUnreachable(self.base_url, error) from error
+                if attempt == MAX_RETRIES or not is_worth_repeating(error, method, request):
+                    raise ServerUnreachable(self.base_url, error) from error
+                time.sleep(0.5 * 2**attempt)
+                continue
             if response.is_success:
                 return response
             if response.status_code not in RETRY_STATUSES or attempt == MAX_RETRIES or "files" in request:
@@ -241,23 +267,3 @@ class Grpo:
                 if error.status not in RETRY_STATUSES:
                     raise
                 patience.bear(error)
-
-
-def given(**params: Any) -> dict[str, Any]:
-    """The parameters that were given."""
-    return {name: value for name, value in params.items() if value is not None}
-
-
-def retry_after(response: httpx.Response, otherwise: float) -> float:
-    """Seconds the server asks to wait."""
-    text = response.headers.get("retry-after", "")
-    return float(text) if text.isdecimal() else otherwise
-
-
-def is_loopback(url: str) -> bool:
-    """Whether the address is this machine, where no proxy may stand between."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,12 @@ from pydantic import BaseModel, ValidationError
 from api.client.errors import ApiError, CannotSend, ServerUnreachable, UnknownAnswer
 
 Answer = TypeVar("Answer", bound=BaseModel)
+
+RETRY_STATUSES = (429, 503)
+MAX_RETRIES = 3
+LONGEST_RETRY_AFTER_S = 30.0
+STREAM_TIMEOUT_S = 45.0
+"""A stream silent for longer than its heartbeats is dead."""
 
 
 def server_address(base_url: str) -> str:
@@ -103,3 +110,25 @@ class Patience:
         pause = self._pause_s
         self._pause_s = min(self._pause_s * 2, 5.0)
         return pause
+
+
+def is_worth_repeating(error: httpx.TransportError, method: str, request: Mapping[str, Any]) -> bool:
+    """Whether a request whose answer was lost may go out again: somebody was there, and twice does no more than once."""
+    was_heard = isinstance(error, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError | httpx.CloseError)
+    is_same_twice = method in ("GET", "PUT", "DELETE") or "idempotency-key" in (request.get("headers") or {})
+    return was_heard and is_same_twice
+
+
+def retry_after(response: httpx.Response, otherwise: float) -> float:
+    """Seconds the server asks to wait."""
+    text = response.headers.get("retry-after", "")
+    return float(text) if text.isdecimal() else otherwise
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the address is this machine, where no proxy may stand between."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
