@@ -17,6 +17,7 @@ from api.auth import PUBLIC_PATHS, KeyRing, authorise, require_safe_bind, requir
 from api.deps import Services, known_query
 from api.middleware import BodyLimit, RequestId
 from api.openapi import describe
+from api.probing import Probes
 from api.queue_places import QueuePlaces
 from api.routes import (
     checkpoints,
@@ -47,7 +48,7 @@ from jobs.live import Live
 from jobs.settings import Settings
 
 ROUTERS = (
-    jobs, forks, events, metrics, rollouts, logs, checkpoints, promotions, control, guardrails, compare, sweeps, files, models,
+    jobs, validation, forks, events, metrics, rollouts, logs, checkpoints, promotions, control, guardrails, compare, sweeps, files, models,
     graders, webhooks,
 )  # fmt: skip
 """Closed by default: `authorise` stands before every route of these."""
@@ -62,6 +63,7 @@ def create_app(settings: Settings | None = None, *, limits: StreamLimits | None 
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         parts.grader_pool.close()
+        parts.probes.close()
         parts.served.close()
         parts.live.close()
         parts.ledger.close()
@@ -106,6 +108,7 @@ def _build(settings: Settings, limits: StreamLimits | None) -> Services:
         verified=VerifiedFiles(),
         places=QueuePlaces(ledger.database, served),
         served=served,
+        probes=Probes(settings, ledger.artifacts, served),
     )
 
 

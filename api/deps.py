@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.auth import Caller, KeyRing
 from api.openapi import extra_query
+from api.probing import Probes
 from api.queue_places import QueuePlaces
 from api.served_queues import ServedQueues
 from api.sse import StreamLimits, StreamSlots
@@ -42,6 +43,7 @@ class Services:
     verified: VerifiedFiles
     places: QueuePlaces
     served: ServedQueues
+    probes: Probes
 
     @property
     def limits(self) -> StreamLimits:

@@ -16,21 +16,18 @@ from starlette.responses import Response
 
 from api import retries
 from api.admission import Admission, admit
-from api.advisories import warnings_about
 from api.auth import Caller, requires
 from api.conditions import names_etag
 from api.deps import BodyDep, CallerDep, Services, ServicesDep
 from api.openapi import accepts_query, json_request
 from api.present import answer, job_view, outcome_view
-from api.served_queues import unserved
-from grpo_engine.contract.error import InvalidRequest, NotFound, NotImplementedYet
+from grpo_engine.contract.error import InvalidRequest, NotFound
 from grpo_engine.contract.job import JobSpec
-from grpo_engine.contract.view import Job, JobOutcome, JobWarning, Page, Validated
+from grpo_engine.contract.view import Job, JobOutcome, Page
 from jobs.ledger.lineage import LineageRecord
 from jobs.ledger.records import IdempotencyKey, JobRecord
 from jobs.ledger.spelling import body_sha256
 from jobs.lifecycle import State, states_of_status
-from jobs.queue import queue_of
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["jobs"])
 
@@ -72,18 +69,6 @@ async def create(
 def create_by_key(key: KeyText, body: BodyDep, services: ServicesDep, caller: CallerDep) -> Response:
     """Create the job of this key, or answer with it: a POST with an Idempotency-Key, as an address."""
     return _create_with_key(services, caller, key, body)
-
-
-@router.post("/validate", response_model=Validated, openapi_extra=json_request(JobSpec))
-@requires("submit")
-def validate(body: BodyDep, services: ServicesDep, probe: bool = False) -> Response:
-    """Every check of a create, and the job as it would run; creates nothing."""
-    if probe:
-        raise NotImplementedYet("probe is not implemented in this version; leave it out", param="probe")
-    admission = admit(body, services)
-    resolved = admission.spec.model_dump(mode="json")
-    warnings = [*warnings_about(admission.spec), *_nobody_serves(services, admission.spec)]
-    return answer(Validated(resolved=resolved, rows=admission.num_rows, disk_bytes_needed=admission.disk_bytes, warnings=warnings))
 
 
 @router.get("", response_model=Page[Job])
@@ -212,14 +197,6 @@ def _fine_tuned_model(services: Services, job: JobRecord) -> str | None:
         return None
     published = services.ledger.checkpoints(job.id, limit=1).data
     return published[0].id if published else None
-
-
-def _nobody_serves(services: Services, spec: JobSpec) -> list[JobWarning]:
-    """A warning when the job would wait for a worker that is not there."""
-    queue, slots = queue_of(spec.method.grpo.resources.gpus), services.served.slots()
-    if slots is None or slots.get(queue, 0) > 0:
-        return []
-    return [JobWarning(code="no_worker", param="method.grpo.resources.gpus", message=unserved(queue))]
 
 
 def _labels(request: Request) -> dict[str, str]:
