@@ -37,6 +37,7 @@ from api.routes import (
     promotions,
     rollouts,
     sweeps,
+    validation,
     webhooks,
 )
 from api.served_queues import ServedQueues
