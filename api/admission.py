@@ -12,6 +12,7 @@ from typing import Any
 
 from api.catalogue import find_model, require_disk
 from api.deps import Services
+from api.environments import admit_environment
 from api.files import training_path
 from api.weights import base_model, find_weights
 from grpo_engine.contract.error import InvalidRequest, NotFound
@@ -83,7 +84,10 @@ def _admit(spec: JobSpec, services: Services, files: _Files, promised_bytes: int
         path, rows, num_rows = files.rows(spec, "training_file", spec.training_file)
         if grader is not None:
             check_templates(grader, rows)
-    held_out = _admit_held_out(spec, files)
+    if spec.method.grpo.environment is not None:
+        path, held_out, num_rows = admit_environment(spec, services)
+    else:
+        held_out = _admit_held_out(spec, files)
     needed = require_disk(spec, model, services.artifacts.free_bytes() - promised_bytes, settings.min_free_bytes)
     return Admission(spec, path, held_out, weights, num_rows, needed)
 

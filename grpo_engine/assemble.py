@@ -22,6 +22,7 @@ from grpo_engine.contract.error import InvalidRequest
 from grpo_engine.dataset import Dataset, make_prompts
 from grpo_engine.device import Device, choose_device, keep_freed_memory, seed_everything
 from grpo_engine.diagnostics import Detectors
+from grpo_engine.environment import training_grader, with_environment_files
 from grpo_engine.evaluation import Evaluator
 from grpo_engine.events import EventLog
 from grpo_engine.grader import GraderPool, make_grader
@@ -30,6 +31,7 @@ from grpo_engine.models import model_folder
 from grpo_engine.optimizer import Optimizer
 from grpo_engine.outcome import CheckpointDamaged, ConfigError
 from grpo_engine.policy import Policy, load_policy, load_policy_folder
+from grpo_engine.ranks import ALONE, Ranks
 from grpo_engine.reference import Reference, load_reference
 from grpo_engine.rows import RowReport, read_rows
 
@@ -41,8 +43,8 @@ PROGRESS_EVERY_S = 1.0
 
 
 @contextmanager
-def assemble(dispatch: Dispatch, run_dir: Path, log: EventLog) -> Iterator[Learner]:
-    """Load everything the dispatch names, cheapest first, and close the graders at the end.
+def assemble(dispatch: Dispatch, run_dir: Path, log: EventLog, ranks: Ranks = ALONE) -> Iterator[Learner]:
+    """Load everything the dispatch names, cheapest first, and close the graders at the end. Every rank loads for itself.
 
     Raises ConfigError or InvalidRequest naming the field that is wrong, CheckpointDamaged, ReferenceMismatch.
     """
@@ -52,22 +54,25 @@ def assemble(dispatch: Dispatch, run_dir: Path, log: EventLog) -> Iterator[Learn
     if dispatch.epoch > 1 or resume is not None:
         to_step = resume.step if resume is not None else 0
         log.emit("run.rewound", f"attempt {dispatch.epoch} continues after step {to_step}", data={"to_step": to_step})
-    device = choose_device(grpo.resources)
+    device = choose_device(grpo.resources, ranks.local)
     seed_everything(dispatch.spec.seed)
     keep_freed_memory()
-    _announce_start(log, device)
+    _announce_start(log, device, ranks)
     disable_progress_bar()
+    dispatch = with_environment_files(dispatch, run_dir)
     report = read_rows(_data_file(run_dir, dispatch.training_file, TRAINING_FILE), grpo.data)
     held_out = None
     if grpo.evaluation is not None:
         held_out = read_rows(_data_file(run_dir, dispatch.validation_file, VALIDATION_FILE), grpo.data, param=VALIDATION_FILE)
-    assert grpo.grader is not None, "environments are refused by contract/support.py"
     with ExitStack() as open_graders:
-        grader = open_graders.enter_context(make_grader(grpo.grader))
+        grader = open_graders.enter_context(training_grader(dispatch.spec))
         gold = grader
         if grpo.evaluation is not None and grpo.evaluation.grader is not None:
             gold = open_graders.enter_context(make_grader(grpo.evaluation.grader))
+        ranks.first(lambda: _fetch_model(dispatch, log))
         policy = _load_policy(dispatch, run_dir, device, log)
+        _check_same_model(ranks, policy)
+        policy.ranks = ranks
         reference = _load_reference(dispatch, run_dir, policy)
         evaluator, about = _load_held_out(held_out, policy, gold, dispatch)
         dataset = _load_data(report, policy, dispatch, log, about)
@@ -84,8 +89,10 @@ def _inside(run_dir: Path, path: str | None) -> Path | None:
     return None if path is None else (run_dir / path).resolve()
 
 
-def _announce_start(log: EventLog, device: Device) -> None:
+def _announce_start(log: EventLog, device: Device, ranks: Ranks) -> None:
+    several = {"ranks": ranks.size} if ranks.size > 1 else {}
     data = {
+        **several,
         "device": str(device.device),
         "precision": device.precision,
         "threads": torch.get_num_threads(),
@@ -238,7 +245,7 @@ def _learner(
         optimizer=Optimizer(policy.masters, grpo.optimizer),
         rule=rule,
         detectors=Detectors(grpo),
-        inbox=CommandInbox(run_dir / COMMANDS_FILE),
+        inbox=CommandInbox(run_dir / COMMANDS_FILE, policy.ranks.first),
         base_learning_rate=grpo.optimizer.learning_rate,
         reference_sha256=reference_sha256,
         evaluator=evaluator,

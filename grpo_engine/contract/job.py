@@ -11,6 +11,7 @@ from grpo_engine.contract.base import NonNegativeFloat, NonNegativeInt, Positive
 from grpo_engine.contract.beta import BetaConfig, FixedBeta, needs_reference
 from grpo_engine.contract.data import DataConfig
 from grpo_engine.contract.diagnostics import DiagnosticsConfig, Guardrail, Rollback, SetBeta
+from grpo_engine.contract.environment import Environment
 from grpo_engine.contract.grader import Grader
 from grpo_engine.contract.kl import KlConfig
 from grpo_engine.contract.telemetry import KL_REQUESTS, TelemetryConfig
@@ -110,7 +111,7 @@ class CheckpointConfig(Strict):
 
 
 class EvaluationConfig(Strict):
-    """A held-out file graded every n steps: before the first, after each n-th, and after the last.
+    """A held-out file (of an environment: held-out rows) graded every n steps: before the first, after each n-th, and after the last.
 
     One completion a prompt, sampled as in training (`sampling`) with random numbers of its own, the same ones each time, so
     that a change of the mean comes from the policy. Training is bit for bit the same with and without; beta never moves by it.
@@ -120,7 +121,7 @@ class EvaluationConfig(Strict):
     grader: Grader | None = None
     """The grader that stands for the truth ("gold reward"); null = the training grader."""
     max_prompts: PositiveInt = 64
-    """The first so many prompts of the file."""
+    """The first so many prompts of the file; of an environment, so many rows of its own."""
 
 
 class Limits(Strict):
@@ -136,20 +137,33 @@ class Resources(Strict):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
+    """GPUs the job needs; with 2 and more, one process trains on each and the groups of a step are divided among them."""
+    cpu_ranks: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes on the CPU that divide the groups of a step among them, as several GPUs would. Not together with `gpus`."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """With several processes: `ddp` holds all weights in each; `fsdp` divides weights, gradients and optimizer state."""
+    rank_timeout_s: Annotated[int, Field(ge=5, le=86_400)] = 1800
+    """How long the processes of a job wait for one another (grading included) before the attempt ends as failed."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """`bf16` computes in bf16 beside fp32 master weights; `auto` takes it where the processor has it."""
     micro_batch_tokens: PositiveInt = 16384
     """Token budget of one forward in the update; the result does not depend on it."""
     activation_checkpointing: bool = False
 
+    @property
+    def num_ranks(self) -> int:
+        """Processes that train together."""
+        return max(self.gpus, self.cpu_ranks)
 
-class Environment(Strict):
-    """Prompts and grader in one, instead of a training file."""
-
-    type: Literal["reasoning_gym"]
-    name: str
-    config: dict[str, Any] = {}
-    size: PositiveInt = 1000
+    @model_validator(mode="after")
+    def _ranks_belong_together(self) -> Resources:
+        if self.cpu_ranks > 1 and self.gpus > 0:
+            raise broken_rule("cpu_ranks", "GPUs bring one process each; leave cpu_ranks out, or set gpus to 0")
+        if self.cpu_ranks > 1 and self.device == "cuda":
+            raise broken_rule("cpu_ranks", "these processes compute on the CPU; set device to cpu or auto, or ask for gpus instead")
+        if self.num_ranks == 1 and self.strategy == "fsdp":
+            raise broken_rule("strategy", "one process has nothing to divide; set gpus (or cpu_ranks) to 2 or more, or strategy to ddp")
+        return self
 
 
 class Preset(Strict):
@@ -198,8 +212,17 @@ class GrpoConfig(Strict):
 
     @model_validator(mode="after")
     def _grader_or_environment(self) -> GrpoConfig:
-        if (self.grader is None) == (self.environment is None):
-            raise broken_rule("grader", "give exactly one of grader and environment")
+        if self.grader is None and self.environment is None:
+            raise broken_rule("grader", "nothing grades the completions; give a grader, or an environment, which brings its own")
+        if self.grader is not None and self.environment is not None:
+            raise broken_rule("grader", "an environment brings its own grader; leave out grader, or environment and give a training_file")
+        return self
+
+    @model_validator(mode="after")
+    def _an_environment_maps_its_own_rows(self) -> GrpoConfig:
+        for name in ("format", "prompt_field", "reference_field", "prompt_as", "bad_rows"):
+            if self.environment is not None and getattr(self.data, name) != DataConfig.model_fields[name].default:
+                raise broken_rule(f"data.{name}", "it tells how a file is read, and an environment has none; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -269,8 +292,14 @@ class JobSpec(Strict):
     @model_validator(mode="after")
     def _has_data(self) -> JobSpec:
         grpo = self.method.grpo
-        if (self.training_file is None) == (grpo.environment is None):
-            raise broken_rule("training_file", "give exactly one of training_file and method.grpo.environment")
+        if self.training_file is None and grpo.environment is None:
+            raise broken_rule("training_file", "there is no data; give a training_file, or method.grpo.environment")
+        if grpo.environment is not None:
+            for name in ("training_file", "validation_file"):
+                if getattr(self, name) is not None:
+                    words = "method.grpo.environment makes its own rows, held-out ones too; leave out this file, or the environment"
+                    raise broken_rule(name, words)
+            return self
         if grpo.evaluation is not None and self.validation_file is None:
             words = "method.grpo.evaluation needs a validation_file; upload one and name it, or remove evaluation"
             raise broken_rule("validation_file", words)

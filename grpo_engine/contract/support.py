@@ -17,12 +17,10 @@ def refuse_unsupported(spec: JobSpec) -> None:
 
 def _unsupported(spec: JobSpec) -> Iterator[tuple[str, str]]:
     grpo, at = spec.method.grpo, "method.grpo"
-    if grpo.environment is not None:
-        yield f"{at}.environment", "give a training_file and a grader"
     if grpo.reference.source == "base" and grpo.adapter is None:
         yield f"{at}.reference.source", "set it to initial: without an adapter these are the weights the job starts from"
-    if grpo.resources.gpus > 1:
-        yield f"{at}.resources.gpus", "use 0 or 1"
+    if grpo.resources.strategy == "fsdp":
+        yield f"{at}.resources.strategy", "set it to ddp, which holds all weights on every device"
     if grpo.grader is not None:
         yield from unsupported_graders(grpo.grader, f"{at}.grader")
     if grpo.evaluation is not None and grpo.evaluation.grader is not None:

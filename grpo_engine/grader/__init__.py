@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from grpo_engine.contract.environment import Environment
 from grpo_engine.contract.grader import Grader
 from grpo_engine.grader.check import check_grader, check_templates
 from grpo_engine.grader.compiled import compile_grader, needs_process
@@ -24,13 +25,13 @@ __all__ = ["GraderPool", "ProcessPool", "Sample", "Score", "check_grader", "chec
 class GraderPool:
     """One grader, ready to score. Safe to call from several threads."""
 
-    def __init__(self, cfg: Grader, pool: ProcessPool, *, owns_pool: bool, deadline_s: float) -> None:
+    def __init__(self, cfg: Grader | Environment, pool: ProcessPool, *, owns_pool: bool, deadline_s: float) -> None:
         self._pool = pool
         self._owns_pool = owns_pool
         self._deadline_s = deadline_s
         self._config = cfg.model_dump_json()
         self._key = hashlib.sha256(self._config.encode()).hexdigest()
-        self._inline = None if needs_process(cfg) else compile_grader(cfg)
+        self._inline = None if isinstance(cfg, Environment) or needs_process(cfg) else compile_grader(cfg)
 
     def score(self, samples: Sequence[Sample | tuple[Mapping[str, Any], str, Mapping[str, Any]]]) -> list[Score]:
         """One score a sample, in order. A sample that cannot be graded has value NaN and says why in `error`; nothing is raised."""

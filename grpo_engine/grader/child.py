@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 from pydantic import TypeAdapter
 
+from grpo_engine.contract.environment import Environment
 from grpo_engine.contract.error import GrpoError
 from grpo_engine.contract.grader import Grader, Math
 from grpo_engine.grader.compiled import compile_grader, leaves
@@ -46,6 +47,8 @@ def main() -> None:
 
 
 def _serve(request: dict[str, Any], graders: dict[str, Compiled]) -> dict[str, Any]:
+    if "environment" in request:
+        return _environment_rows(request["environment"])
     if "config" in request:
         graders[request["grader"]] = _compile(request["config"])
         return {"compiled": request["grader"]}
@@ -54,15 +57,28 @@ def _serve(request: dict[str, Any], graders: dict[str, Compiled]) -> dict[str, A
 
 
 def _compile(config: str) -> Compiled:
-    adapter: TypeAdapter[Grader] = TypeAdapter(Grader)
+    adapter: TypeAdapter[Grader | Environment] = TypeAdapter(Grader | Environment)
     cfg = adapter.validate_json(config)
     try:
+        if isinstance(cfg, Environment):
+            from grpo_engine.environment.tasks import compile_environment
+
+            return compile_environment(cfg)
         if any(isinstance(leaf.cfg, Math) for leaf in leaves(cfg, "grader")):
             warm_up()
         return compile_grader(cfg)
     except (GrpoError, GraderFault) as error:
         failed = Score(float("nan"), error=str(error), kind="raised")
         return lambda view: failed
+
+
+def _environment_rows(config: str) -> dict[str, Any]:
+    from grpo_engine.environment.tasks import Problem, rows_of
+
+    try:
+        return {"rows": rows_of(Environment.model_validate_json(config))}
+    except Problem as problem:
+        return {"problem": {"field": problem.field, "message": str(problem)}}
 
 
 def _read_requests(requests: queue.SimpleQueue[bytes]) -> None:

@@ -27,11 +27,12 @@ class ProcessDied(Exception):
 class GraderProcess:
     """A spawned `grpo_engine.grader.child`. Not thread-safe: one thread owns it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_reproducible: bool = False) -> None:
+        """`is_reproducible` fixes the order in which its sets are iterated, which Python else draws anew in each process."""
         root = Path(grpo_engine.__file__).resolve().parent.parent
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "grpo_engine.grader.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root, close_fds=True
-        )
+        prefix = ["env", "PYTHONHASHSEED=0"] if is_reproducible else []
+        command = [*prefix, sys.executable, "-m", "grpo_engine.grader.child"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root, close_fds=True)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()

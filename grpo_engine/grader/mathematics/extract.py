@@ -61,7 +61,7 @@ def extract(text: str, how: str) -> Found | None:
         return Found(text, how)
     visible = clean_markdown(after_reasoning(text))
     if how.startswith("xml:"):
-        inside = _last_tag(visible, how.removeprefix("xml:"))
+        inside = last_tag(visible, how.removeprefix("xml:"))
         return None if inside is None else _inside_tag(inside, how)
     if how == "boxed":
         return _found(last_boxed(visible), how)
@@ -70,7 +70,7 @@ def extract(text: str, how: str) -> Found | None:
         return None if hashed is None else Found(_hash_answer(hashed), how)
     if how == "last_number":
         return _found(last_number(visible), how)
-    tagged = _last_tag(visible, "answer")
+    tagged = last_tag(visible, "answer")
     return _auto(visible) if tagged is None else _inside_tag(tagged, "xml:answer")
 
 
@@ -226,7 +226,8 @@ def _number_text(match: re.Match[str]) -> str:
     return sign + match["body"] + (match["over"] or "") + (match["percent"] or "").strip()
 
 
-def _last_tag(text: str, tag: str) -> str | None:
+def last_tag(text: str, tag: str) -> str | None:
+    """What the last closed `<tag>` holds; None without one."""
     end = text.rfind(f"</{tag}>")
     if end < 0:
         return None

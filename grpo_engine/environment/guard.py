@@ -1,0 +1,72 @@
+"""No completion is ever run as code.
+
+Some scorers of reasoning-gym pass the completion to `eval`, by themselves or through SymPy's parser. While a scorer runs, `eval`
+takes arithmetic, plain containers and SymPy's own constructors, and `exec` nothing but the import of SymPy's names.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+_PLAIN = (
+    ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Load,
+    ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Compare, ast.cmpop, ast.Name, ast.Call,
+)  # fmt: skip
+_CALLED = frozenset({
+    "Integer", "Float", "Rational", "Symbol", "Abs", "sqrt", "exp", "log", "ln", "sin", "cos", "tan", "cot", "sec", "csc",
+    "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
+})  # fmt: skip
+_SYMPY = "sympy."
+_MAX_SOURCE = 10_000
+_SYMPY_NAMES = "from sympy import *"
+"""What SymPy's parser executes to know its own names."""
+_eval, _exec = builtins.eval, builtins.exec
+
+
+class Refused(ValueError):
+    """The text is more than a plain value; scorers treat it like any text they cannot read."""
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Within the block `eval` is `plain_eval` and `exec` takes one sentence. For single-threaded processes only."""
+    builtins.eval, builtins.exec = plain_eval, _import_names_only
+    try:
+        yield
+    finally:
+        builtins.eval, builtins.exec = _eval, _exec
+
+
+def plain_eval(source: Any, names: Mapping[str, Any] | None = None, local_names: Mapping[str, Any] | None = None, /) -> Any:
+    """`eval` for plain values: no attributes, no functions but mathematical ones of SymPy. Raises Refused or SyntaxError."""
+    if not isinstance(source, str) or len(source) > _MAX_SOURCE:
+        raise Refused("only short text is evaluated")
+    try:
+        tree = ast.parse(source.strip(), mode="eval")
+    except (RecursionError, MemoryError, ValueError):
+        raise Refused("the text is nested too deeply or holds NUL") from None
+    known = {**(names or {}), **(local_names or {})}
+    for node in ast.walk(tree):
+        if not isinstance(node, _PLAIN):
+            raise Refused(f"{type(node).__name__} is not evaluated")
+        if isinstance(node, ast.Call) and not _is_mathematical(node, known):
+            raise Refused("only mathematical functions are called")
+        if isinstance(node, ast.Name) and node.id.startswith("_"):
+            raise Refused(f"the name {node.id} is not read")
+    return _eval(compile(tree, "<answer>", "eval"), {**known, "__builtins__": {}})
+
+
+def _is_mathematical(node: ast.Call, known: Mapping[str, Any]) -> bool:
+    if node.keywords or not isinstance(node.func, ast.Name) or node.func.id not in _CALLED:
+        return False
+    return str(getattr(known.get(node.func.id), "__module__", "")).startswith(_SYMPY)
+
+
+def _import_names_only(source: Any, names: dict[str, Any] | None = None, /, *others: Any, **named: Any) -> None:
+    if source != _SYMPY_NAMES or names is None or others or named:
+        raise Refused("nothing is executed")
+    _exec(source, names)
