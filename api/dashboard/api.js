@@ -71,16 +71,42 @@ export function query(values) {
 
 const at = (id, rest = "") => `${BASE}/${encodeURIComponent(id)}${rest}`;
 
+/** An idempotency key that stays the same while the body does, so that a lost answer does not make two jobs. */
+export function onceKey() {
+  let [known, key] = ["", ""];
+  return (body) => {
+    const text = JSON.stringify(body);
+    if (text !== known) [known, key] = [text, randomKey()];
+    return key;
+  };
+}
+
+/** 128 random bits; `crypto.randomUUID` is missing on pages that come over plain HTTP from another machine. */
+const randomKey = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+
 export const jobs = {
   list: (values, signal) => json(`${BASE}${query(values)}`, { signal }),
   get: (id, signal) => json(at(id), { signal }),
-  create: (spec) => json(BASE, { method: "POST", body: spec, headers: { "idempotency-key": crypto.randomUUID() } }),
+  create: (spec, key) => json(BASE, { method: "POST", body: spec, headers: { "idempotency-key": key } }),
   validate: (spec, signal) => json(`${BASE}/validate`, { method: "POST", body: spec, signal }),
+  fork: (id, body, key) => json(at(id, "/fork"), { method: "POST", body, headers: { "idempotency-key": key } }),
   act: (id, verb) => json(at(id, `/${verb}`), { method: "POST" }),
   metrics: (id, values, signal) => json(at(id, `/metrics${query(values)}`), { signal }),
   events: (id, values, signal) => json(at(id, `/events${query(values)}`), { signal }),
+  rollouts: (id, values, signal) => json(at(id, `/rollouts${query(values)}`), { signal }),
   checkpoints: (id, values, signal) => json(at(id, `/checkpoints${query(values)}`), { signal }),
   path: at,
+};
+
+const send = (method, path, body) => json(path, { method, body });
+const one = (job, id, rest = "") => at(job, `/checkpoints/${encodeURIComponent(id)}${rest}`);
+
+export const checkpoints = {
+  pin: (job, id) => send("POST", one(job, id, "/pin")),
+  unpin: (job, id) => send("DELETE", one(job, id, "/pin")),
+  promote: (job, id, body) => send("POST", one(job, id, "/promote"), body),
+  withdraw: (job, id) => send("DELETE", one(job, id, "/promote")),
+  remove: (job, id) => send("DELETE", one(job, id)),
 };
 
 export const control = {

@@ -8,22 +8,36 @@ const PROBE_MS = 2000;
 const VIEWS = {
   jobs: { load: () => import("./jobs_view.js"), title: "Jobs" },
   job: { load: () => import("./job_view.js"), title: "Job" },
+  fork: { load: () => import("./fork_view.js"), title: "Fork" },
+  rollouts: { load: () => import("./rollouts_view.js"), title: "Rollouts" },
   compare: { load: () => import("./compare_view.js"), title: "Compare" },
   new: { load: () => import("./new_job_view.js"), title: "New job" },
 };
+const PARTS = new Set(["rollouts", "fork"]);
 
 const main = document.getElementById("main");
 const offline = document.getElementById("offline");
 let dispose = () => {};
 let shown = "";
 
-/** `#/jobs/ID?x=y` → the view, its id and its parameters. */
+/** `#/jobs/ID?x=y`, `#/jobs/ID/PART?x=y` → the view, its id and its parameters. */
 function route(hash) {
   const [path, search = ""] = hash.replace(/^#\/?/, "").split("?");
-  const [name, id] = path.split("/").map(decodeURIComponent);
+  const [name, id, part] = path.split("/").map(decoded);
   const params = new URLSearchParams(search);
-  if (name === "jobs" && id) params.set("id", id);
-  return { name: name === "jobs" && id ? "job" : name || "jobs", params };
+  if (name !== "jobs" || !id) return { name: name || "jobs", params };
+  params.set("id", id);
+  return { name: part === undefined ? "job" : PARTS.has(part) ? part : "", params };
+}
+
+/** A part of the address as text; one that is badly escaped as it stands. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch (error) {
+    if (!(error instanceof URIError)) throw error;
+    return part;
+  }
 }
 
 /** What views may ask of the frame. */
@@ -48,7 +62,7 @@ async function show() {
   dispose = () => {};
   const turn = (shown = location.hash + Math.random());
   for (const link of document.querySelectorAll("nav a")) {
-    const isHere = link.dataset.view === name || (name === "job" && link.dataset.view === "jobs");
+    const isHere = link.dataset.view === name || ((name === "job" || PARTS.has(name)) && link.dataset.view === "jobs");
     if (isHere) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }

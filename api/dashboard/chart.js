@@ -12,12 +12,13 @@ const SMALLEST_VIEW = 4;
 
 /** What charts have in common: the range of steps in view (null = all) and the step under the cursor. */
 export class ChartGroup {
-  constructor({ onZoom } = {}) {
+  constructor({ onZoom, onPoint } = {}) {
     this.charts = new Set();
     this.range = null;
     this.cursor = null;
     this.extent = [1, 2];
     this.onZoom = onZoom ?? (() => {});
+    this.onPoint = onPoint ?? (() => {});
   }
 
   /** The steps in view. */
@@ -46,6 +47,7 @@ export class ChartGroup {
   point(step) {
     this.cursor = step === null ? null : Math.min(this.extent[1], Math.max(this.extent[0], step));
     for (const chart of this.charts) chart.scheduleCursor();
+    this.onPoint(this.cursor);
   }
 
   redraw() { for (const chart of this.charts) chart.schedule(); }

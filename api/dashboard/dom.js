@@ -1,5 +1,7 @@
 /* Building the page without markup in strings: every text becomes a text node, so data can never become markup. */
 
+import { ApiError } from "./api.js";
+
 /** An element. `attributes`: `class`, `dataset` and `on` (event listeners) are special; true sets, false and null leave out. */
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -76,6 +78,19 @@ export function confirmed(title, text, action) {
     document.body.append(dialog);
     dialog.showModal();
   });
+}
+
+/** What goes wrong in a part of the page is said in that part. */
+export async function guarded(place, sentence, work) {
+  try {
+    fill(place);
+    return await work();
+  } catch (error) {
+    if (error.name === "AbortError") return undefined;
+    if (!(error instanceof ApiError)) throw error;
+    fill(place, notice("error", sentence, error.message));
+    return undefined;
+  }
 }
 
 /** Say something to screen readers without moving the focus. */

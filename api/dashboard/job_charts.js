@@ -7,7 +7,8 @@ import { bandOf, ESTIMATORS, klName, targetBand } from "./names.js";
 const MAIN = 3;
 const MANY_ACTIONS = 80;
 const FAMILY = "reward/grader/";
-const TIMES = { sample: "sampling", grade: "grading", reference: "reference", update: "update", checkpoint: "checkpoint" };
+const SMOOTHED = ["beta/ema", "smoothed, what the rule compares", { faint: true, colour: 5, dash: 3 }];
+const TIMES = { sample: "sampling", grade: "grading", reference: "reference", update: "update", evaluate: "held-out file", checkpoint: "checkpoint" };
 
 /** The charts of a job: {title, unit, lines: [[metric, label, options]], …}. The job's own estimator comes first. */
 export function chartsOf(job) {
@@ -21,7 +22,8 @@ export function chartsOf(job) {
     {
       id: "kl", title: "KL to the reference", unit: "nats/token", canLog: true, hasAlarms: true, hasBand: isSteered && !perSequence,
       description: describeKl(job),
-      lines: estimators.map((name) => [`kl/ref/${name}/mean`, name === own ? `${name} (this job's)` : name, { faint: name !== own }]),
+      lines: [...estimators.map((name) => [`kl/ref/${name}/mean`, name === own ? `${name} (this job's)` : name, { faint: name !== own }]),
+        ...(isSteered && !perSequence ? [SMOOTHED] : [])],
     },
     {
       id: "beta", title: "β", unit: "", canLog: true, hasAlarms: true, hasActions: true, withZero: true,
@@ -30,16 +32,17 @@ export function chartsOf(job) {
     },
     {
       id: "reward", title: "Reward", unit: "", hasAlarms: true, description: "Shaded: mean spread within a group.",
-      lines: named([["reward/mean", "mean", { spread: "reward/group_std", colour: 2, dash: 0 }], ["eval/reward_mean", "held-out file", { isDotted: true, colour: 3, dash: 1 }]]),
+      lines: named([["reward/mean", "mean", { spread: "reward/group_std", colour: 2, dash: 0 }], ["eval/reward_mean", "held-out file", { isDotted: true, colour: 3, dash: 1 }],
+        ["reward/sampled_mean", "with replaced groups", { faint: true }]]),
       family: FAMILY,
     },
     {
       id: "klseq", title: "KL per completion", unit: "nats/completion", canLog: true, hasBand: isSteered && perSequence,
-      lines: estimators.map((name) => [`kl_per_sequence/ref/${name}/mean`, name, { faint: name !== own }]),
+      lines: [...estimators.map((name) => [`kl_per_sequence/ref/${name}/mean`, name, { faint: name !== own }]), ...(isSteered && perSequence ? [SMOOTHED] : [])],
     },
     {
       id: "klspread", title: `KL over completions, ${own}`, unit: "nats/token", canLog: true,
-      lines: named([[`kl/ref/${own}/p50`, "median"], [`kl/ref/${own}/p95`, "95th percentile"], [`kl/ref/${own}/max`, "largest"]]),
+      lines: named([[`kl/ref/${own}/p50`, "median"], [`kl/ref/${own}/p95`, "95th percentile"], [`kl/ref/${own}/max`, "largest"], [`kl/ref/${own}/token_max`, "largest token", { faint: true }]]),
     },
     {
       id: "klother", title: "KL to old policy and sampler, k3", unit: "nats/token", canLog: true,
@@ -47,6 +50,8 @@ export function chartsOf(job) {
     },
     { id: "loss", title: "Losses", unit: "", lines: named([["loss/total", "total"], ["loss/policy", "policy"], ["loss/kl", "β × KL"]]) },
     { id: "grad", title: "Gradient norm", unit: "", canLog: true, lines: named([["grad_norm/total", "total"], ["grad_norm/policy", "policy"], ["grad_norm/kl", "KL"]]) },
+    { id: "angle", title: "Policy and KL gradient", unit: "cosine", description: "Below 0 the KL term pulls against the reward.", lines: named([["grad_cosine/policy_kl", "cosine", { isDotted: true, colour: 0, dash: 0 }]]) },
+    { id: "spread", title: "Reward spread", unit: "", withZero: true, lines: named([["reward/group_std", "within groups"], ["reward/std", "over all"]]) },
     { id: "entropy", title: "Entropy", unit: "nats/token", withZero: true, lines: named([["policy/entropy", "policy", { colour: 3, dash: 0 }]]) },
     {
       id: "length", title: "Completion length", unit: "tokens", withZero: true,
@@ -54,13 +59,15 @@ export function chartsOf(job) {
     },
     {
       id: "shares", title: "Shares", unit: "of 1", withZero: true,
-      lines: named([["completion/truncated_frac", "cut off"], ["groups/zero_std_frac", "groups of equal reward"], ["completion/rep_ngram4", "repeated 4-grams"],
+      lines: named([["completion/truncated_frac", "cut off"], ["groups/zero_std_frac", "groups of equal reward"], ["completion/rep_ngram4", "repeated 4-grams"], ["completion/distinct2", "distinct 2-grams"],
         ["grader/failed_frac", "not graded"], ["kl/clip_frac", "KL clipped"]]),
     },
     {
       id: "clip", title: "Ratio clipping", unit: "of tokens", withZero: true,
       lines: named([["policy/clip_frac_low", "below"], ["policy/clip_frac_high", "above"]]),
     },
+    { id: "ratio", title: "Probability ratio to the old policy", unit: "mean", lines: named([["policy/ratio_mean", "ratio", { colour: 0, dash: 0 }]]) },
+    { id: "resampled", title: "Groups drawn anew", unit: "", withZero: true, lines: named([["groups/resampled", "groups"], ["groups/resample_rounds", "draws"]]) },
     { id: "time", title: "Step time by phase", unit: "s", withZero: true, lines: named([["time/step_s", "whole step"], ...Object.entries(TIMES).map(([key, label]) => [`time/${key}_s`, label])]) },
     { id: "speed", title: "Throughput", unit: "tokens/s", withZero: true, lines: named([["throughput/tokens_per_s", "tokens", { colour: 5, dash: 0 }]]) },
     { id: "rate", title: "Learning rate", unit: "", withZero: true, lines: named([["optimizer/learning_rate", "learning rate", { isStepped: true, colour: 4, dash: 0 }]]) },
@@ -77,7 +84,7 @@ function describeKl(job) {
 /** Names to fetch first: what the top row shows. */
 export function firstNames(job) {
   const names = ESTIMATORS.map((name) => `kl/ref/${name}/mean`);
-  return new Set([...names, klName(job), "beta/applied", "beta/action", "beta/target", "reward/mean", "reward/group_std", "time/step_s", "throughput/tokens_per_s"]);
+  return new Set([...names, klName(job), "beta/applied", "beta/action", "beta/target", "beta/ema", "reward/mean", "reward/group_std", "time/step_s", "throughput/tokens_per_s"]);
 }
 
 /** Whether a metric is drawn somewhere. */
@@ -94,8 +101,8 @@ export class JobCharts {
     this.job = job;
     this.element = h("div", { class: "charts" });
     this.more = h("div", { class: "charts" });
-    this.group = new ChartGroup({ onZoom: (range) => { this.onZoom(range); feed.zoom(range); } });
-    this.onZoom = () => {};
+    this.group = new ChartGroup({ onZoom: (range) => { this.onZoom(range); feed.zoom(range); }, onPoint: (step) => this.onPoint(step) });
+    this.onZoom = this.onPoint = () => {};
     this.charts = [];
   }
 

@@ -1,27 +1,14 @@
-/* The lower part of a job's page: events, log, checkpoints, settings. */
+/* The lower part of a job's page: events, log, settings. */
 
-import { ApiError, json, jobs, request } from "./api.js";
-import { announce, append, button, confirmed, fill, h, notice, setText } from "./dom.js";
-import { save, saveText } from "./download.js";
-import { bytes, number, time } from "./format.js";
+import { jobs, request } from "./api.js";
+import { append, button, fill, guarded, h, setText } from "./dom.js";
+import { saveText } from "./download.js";
+import { bytes, time } from "./format.js";
 
 const SHOWN_EVENTS = 300;
 const KEPT_EVENTS = 5000;
 const LOG_LINES = 400;
 const LOG_MS = 3000;
-
-/** What goes wrong in a panel is said in that panel. */
-async function guarded(place, sentence, work) {
-  try {
-    fill(place);
-    return await work();
-  } catch (error) {
-    if (error.name === "AbortError") return undefined;
-    if (!(error instanceof ApiError)) throw error;
-    fill(place, notice("error", sentence, error.message));
-    return undefined;
-  }
-}
 
 /** The history, newest first. */
 export class EventsPanel {
@@ -114,55 +101,6 @@ export class LogPanel {
   }
 }
 
-/** Published weights. */
-export class CheckpointsPanel {
-  constructor(id) {
-    this.id = id;
-    this.message = h("div", {});
-    this.content = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of checkpoints" });
-    this.element = h("section", { class: "panel", "aria-labelledby": "checkpoints-title" }, h("h2", { id: "checkpoints-title" }, "Checkpoints"), this.message, this.content);
-  }
-
-  load(signal) {
-    return guarded(this.message, "The checkpoints could not be read.", async () => {
-      const answer = await jobs.checkpoints(this.id, { limit: 100 }, signal);
-      if (!answer.data.length) return fill(this.content, h("p", { class: "soft" }, "None published yet. The last step is always published; method.grpo.checkpoints.every asks for more."));
-      const head = ["Step", "KL", "Reward", "β", "Size", "Saved", "Name to load or to train on", ""];
-      return fill(this.content, h("table", {},
-        h("thead", {}, h("tr", {}, head.map((text) => (text ? h("th", { scope: "col" }, text) : h("td", {}, h("span", { class: "visually-hidden" }, "Actions")))))),
-        h("tbody", {}, answer.data.map((item) => this.#row(item)))));
-    });
-  }
-
-  #row(item) {
-    const { ref_kl: kl, reward, beta } = item.metrics;
-    const state = h("span", { class: "soft", role: "status" });
-    return h("tr", {},
-      h("th", { scope: "row" }, item.step_number.toLocaleString()), h("td", {}, number(kl)), h("td", {}, number(reward)), h("td", {}, number(beta)),
-      h("td", {}, bytes(item.bytes)), h("td", {}, time(item.created_at)), h("td", {}, h("code", {}, item.id)),
-      h("td", {}, h("div", { class: "row" },
-        button("Download", () => this.#download(item, state), { class: "small", "aria-label": `Download the checkpoint of step ${item.step_number}` }),
-        button("Delete", () => this.#remove(item), { class: "small danger", "aria-label": `Delete the checkpoint of step ${item.step_number}` }), state)));
-  }
-
-  #download(item, state) {
-    return guarded(this.message, "The download failed.", async () => {
-      const path = jobs.path(this.id, `/checkpoints/${encodeURIComponent(item.id)}/content`);
-      await save(path, `${this.id}-${item.name}.tar`, (done) => setText(state, `${bytes(done)} of ${bytes(item.bytes)}`));
-    });
-  }
-
-  async #remove(item) {
-    const isSure = await confirmed("Delete this checkpoint?", `The weights of step ${item.step_number} (${bytes(item.bytes)}) will be gone for good.`, "Delete the weights");
-    if (!isSure) return;
-    await guarded(this.message, "The checkpoint was not deleted.", async () => {
-      await json(jobs.path(this.id, `/checkpoints/${encodeURIComponent(item.id)}`), { method: "DELETE" });
-      announce("The checkpoint was deleted.");
-      await this.load();
-    });
-  }
-}
-
 /** What the job was made from. */
 export function settingsPanel(job) {
   const text = JSON.stringify({ model: job.model, training_file: job.training_file, seed: job.seed, suffix: job.user_provided_suffix, metadata: job.metadata, method: job.method }, null, 2);
@@ -173,7 +111,18 @@ export function settingsPanel(job) {
     h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", {}, h("dt", { class: "soft" }, name), h("dd", {}, value)))),
     h("details", {}, h("summary", {}, "All settings as they were resolved"), h("pre", { class: "log", tabindex: "0", role: "region", "aria-label": "Resolved settings" }, text)),
     h("div", { class: "row" }, button("Save as JSON", () => saveText(text, `${job.id}.json`), { class: "small" }),
-      h("a", { class: "button small", href: `#/new?from=${encodeURIComponent(job.id)}` }, "New job from these settings")),
+      h("a", { class: "button small", href: `#/new?from=${encodeURIComponent(job.id)}` }, "New job from these settings"),
+      h("a", { class: "button small", href: `#/jobs/${job.id}/fork` }, "Fork from a checkpoint")),
   ]);
   return section;
+}
+
+/** Where the weights come from and what was started from them; null when there is neither. */
+export function lineageLine({ lineage, resolved }) {
+  const { parent_job: parent, parent_checkpoint: checkpoint, root_model: root, forks } = lineage;
+  const link = (id) => h("a", { href: `#/jobs/${id}` }, id);
+  if (!checkpoint && !forks.length) return null;
+  const from = checkpoint ? ["Started from ", h("code", {}, checkpoint), parent ? [" of ", link(parent)] : null, `; the line began with ${root}, KL is measured against ${resolved.reference.source}. `] : null;
+  const to = forks.length ? ["Forks: ", forks.map((id, index) => [index ? ", " : "", link(id)]), "."] : null;
+  return h("p", { class: "soft lineage" }, from, to);
 }

@@ -1,11 +1,12 @@
 /* The page of one job: where it stands, its curves, its control, its history. */
 
+import { CheckpointsPanel } from "./checkpoints_panel.js";
 import { announce, append, button, fill, h, notice, setText } from "./dom.js";
 import { duration, number, toNumber } from "./format.js";
 import { chartsOf, firstNames, JobCharts, wanted } from "./job_charts.js";
 import { ActionButtons, ControlPanel } from "./job_control.js";
 import { JobFeed } from "./job_feed.js";
-import { CheckpointsPanel, EventsPanel, LogPanel, settingsPanel } from "./job_panels.js";
+import { EventsPanel, LogPanel, lineageLine, settingsPanel } from "./job_panels.js";
 import { klName, ruleSentence, STATUS_WORDS, title } from "./names.js";
 
 const ALARMS = new Set(["detector.fired", "guardrail.acted", "step.quarantined", "checkpoint.failed", "grader.failed"]);
@@ -21,13 +22,15 @@ const REMEDIES = {
 const GENERAL_REMEDY = "The events and the end of the engine log below say what happened before.";
 
 export function show(root, params, page) {
-  const view = new JobView(root, params.get("id"), page);
+  const view = new JobView(root, params, page);
   return () => view.dispose();
 }
 
 class JobView {
-  constructor(root, id, page) {
+  constructor(root, params, page) {
+    const id = params.get("id");
     Object.assign(this, { root, id, page });
+    this.zoomed = rangeOf(params.get("steps"));
     this.alarms = [];
     const handlers = {
       onJob: (job) => this.#job(job),
@@ -55,7 +58,8 @@ class JobView {
     this.charts = new JobCharts(job, this.feed);
     this.charts.build(definitions);
     this.charts.setLoading(job.progress.step > 0);
-    this.charts.onZoom = (range) => { this.whole.hidden = !range; };
+    this.charts.onZoom = (range) => this.#zoomedTo(range);
+    this.charts.onPoint = (step) => { if (step !== null) this.#offerRollouts(step); };
     this.actions = new ActionButtons(getJob, () => this.feed.refresh());
     this.control = new ControlPanel(getJob);
     this.eventsPanel = new EventsPanel(this.feed);
@@ -71,12 +75,14 @@ class JobView {
     this.liveWord = h("span", { class: "live-dot", role: "status" }, LIVE_WORDS.loading);
     this.hold = button("Stand still", () => this.#toggle(), { class: "small", "aria-pressed": "false" });
     this.whole = button("Show the whole run", () => this.charts.group.zoom(null), { class: "small", hidden: true });
+    this.rollouts = h("a", { class: "button small", href: `#/jobs/${job.id}/rollouts` }, "Rollouts of the latest step");
+    this.lineage = h("div", {});
     this.page.setTitle(title(job));
     fill(this.root,
       h("div", { class: "titlebar" }, h("div", { class: "row" }, h("h1", {}, title(job)), this.badge), this.actions.element),
-      this.actions.message, this.verdict, this.trouble, this.where, this.bar,
+      this.actions.message, this.verdict, this.trouble, this.where, this.lineage, this.bar,
       h("dl", { class: "tiles" }, Object.entries(this.tiles).map(([name, nodes]) => h("div", {}, h("dt", {}, name), h("dd", {}, nodes)))),
-      h("div", { class: "livebar" }, this.liveWord, this.hold, this.whole,
+      h("div", { class: "livebar" }, this.liveWord, this.hold, this.whole, this.rollouts,
         h("span", { class: "hint" }, "Drag over a chart to zoom, double-click for the whole run. Keys: arrows, +, −, 0.")),
       h("h2", { class: "visually-hidden" }, "Main curves"), this.charts.element,
       h("div", { class: "two" }, this.control.element, this.eventsPanel.element),
@@ -96,10 +102,11 @@ class JobView {
     this.control.update(job);
     setText(this.where, this.#whereText(job));
     this.bar.value = job.progress.num_steps ? job.progress.step / job.progress.num_steps : 0;
-    const key = [job.status, job.attempt, job.kl?.reference?.sha256].join();
+    const key = [job.status, job.attempt, job.kl?.reference?.sha256, job.lineage.forks.length].join();
     if (key !== this.settingsKey) {
       this.settingsKey = key;
       fill(this.settings, settingsPanel(job));
+      fill(this.lineage, lineageLine(job));
       this.#verdict(job);
     }
     this.#tiles(job);
@@ -157,6 +164,18 @@ class JobView {
     if (loud) announce(loud.message);
   }
 
+  #zoomedTo(range) {
+    this.whole.hidden = !range;
+    history.replaceState(null, "", `#/jobs/${this.id}${range ? `?steps=${Math.floor(range[0])}-${Math.ceil(range[1])}` : ""}`);
+  }
+
+  /** The step last pointed at stays offered, so that the link can be reached. */
+  #offerRollouts(step) {
+    const whole = Math.round(step);
+    this.rollouts.setAttribute("href", `#/jobs/${this.id}/rollouts?step=${whole}`);
+    setText(this.rollouts, `Rollouts of step ${whole.toLocaleString()}`);
+  }
+
   /** New numbers; drawn at most once a frame. */
   #steps() {
     if (this.frame) return;
@@ -178,6 +197,10 @@ class JobView {
     setText(this.liveWord, LIVE_WORDS[word]);
     this.hold.hidden = word === "done";
     if (word !== "loading") this.charts.setLoading(false);
+    if (word !== "loading" && this.zoomed) {
+      this.charts.group.zoom(this.zoomed);
+      this.zoomed = null;
+    }
     if (word === "refused") fill(this.trouble, notice("error", "This job cannot be followed.", error.message));
   }
 
@@ -194,4 +217,10 @@ class JobView {
     } else if (isFatal) this.page.failed(error, this.root, "The job cannot be shown.");
     else if (error.kind !== "offline" && this.trouble) fill(this.trouble, notice("warn", "Something could not be read.", error.message));
   }
+}
+
+/** `120-180` as steps; null for anything else. */
+function rangeOf(text) {
+  const found = /^(\d{1,9})-(\d{1,9})$/.exec(text ?? "");
+  return found ? [Number(found[1]), Number(found[2])] : null;
 }

@@ -1,6 +1,6 @@
 /* A new job: a form from the server's own schema, or JSON; checked by the server while it is written. */
 
-import { ApiError, json, jobs } from "./api.js";
+import { ApiError, json, jobs, onceKey } from "./api.js";
 import { announce, button, fill, h, notice, setText, uniqueId } from "./dom.js";
 import { bytes, count } from "./format.js";
 import { setAt, valueAt } from "./schema.js";
@@ -21,6 +21,7 @@ class NewJobView {
     Object.assign(this, { root, page, from: params.get("from") });
     this.abort = new AbortController();
     this.mode = "form";
+    this.keyFor = onceKey();
   }
 
   dispose() {
@@ -184,7 +185,7 @@ class NewJobView {
   async #create() {
     this.create.disabled = true;
     try {
-      const job = await jobs.create(this.document);
+      const job = await jobs.create(this.document, this.keyFor(this.document));
       announce("The job was created.");
       location.hash = `#/jobs/${job.id}`;
     } catch (error) {

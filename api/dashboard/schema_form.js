@@ -6,11 +6,11 @@ import { fieldOf, limitsOf, setAt, typedNumber, valueAt } from "./schema.js";
 /**
  * `sections`: [name of a schema, path of its object in the document], shown one after the other.
  * `special`: path → function(form, path, id) that makes the field itself. `open`: paths of groups shown unfolded.
- * `onChange()` after each edit.
+ * `onChange()` after each edit. `inherited`: a document that holds wherever this one says nothing; without it the schema's defaults do.
  */
 export class SchemaForm {
-  constructor({ schemas, sections, document, onChange, special = {}, open = [], skip = [] }) {
-    Object.assign(this, { schemas, sections, document, onChange, special, open: new Set(open), order: open, skip: new Set(skip) });
+  constructor({ schemas, sections, document, onChange, inherited = null, special = {}, open = [], skip = [] }) {
+    Object.assign(this, { schemas, sections, document, onChange, inherited, special, open: new Set(open), order: open, skip: new Set(skip) });
     this.places = new Map();
     this.element = h("div", {});
     this.render();
@@ -85,9 +85,11 @@ export class SchemaForm {
     if (field.kind === "union") return this.#union(field, path, redraw);
     if (field.kind === "json") return this.#json(path, now, field.schema);
     if (!field.isOptional) return this.#properties(field.schema, path);
-    const isOn = now !== undefined && now !== null;
+    const below = this.#below(path) ?? null;
+    const isOn = (now === undefined ? below : now) !== null;
     const id = uniqueId("use");
-    const box = h("input", { id, type: "checkbox", checked: isOn, on: { change: () => { this.set(path, box.checked ? this.#start(field) : undefined); redraw(); } } });
+    const turn = (isChecked) => (isChecked ? (below === null ? this.#start(field) : undefined) : below === null ? undefined : null);
+    const box = h("input", { id, type: "checkbox", checked: isOn, on: { change: () => { this.set(path, turn(box.checked)); redraw(); } } });
     return [h("div", { class: "field check" }, box, h("label", { for: id }, `Use ${words(path.at(-1)).toLowerCase()}`)), isOn ? this.#properties(field.schema, path) : null];
   }
 
@@ -99,14 +101,15 @@ export class SchemaForm {
 
   #union(field, path, redraw) {
     const now = valueAt(this.document, path);
-    const fallback = field.schema.default?.[field.tag] ?? "";
+    const below = this.#below(path)?.[field.tag];
+    const fallback = below ?? field.schema.default?.[field.tag] ?? "";
     const current = now && typeof now === "object" ? now[field.tag] : typeof now === "number" ? "fixed" : "";
     const id = uniqueId("kind");
     const select = h("select", { id, on: { change: () => {
       this.set(path, select.value ? { [field.tag]: select.value } : undefined);
       redraw();
     } } },
-    h("option", { value: "" }, fallback ? `default (${fallback})` : "none"),
+    h("option", { value: "" }, below ? `as it is (${below})` : fallback ? `default (${fallback})` : "none"),
     Object.keys(field.branches).map((name) => h("option", { value: name }, name)));
     select.value = current;
     if (typeof now === "number") setAt(this.document, path, { [field.tag]: "fixed", value: now });
@@ -153,16 +156,19 @@ export class SchemaForm {
   #input(field, path, id) {
     const now = valueAt(this.document, path);
     const { schema } = field;
-    const standard = schema.default === undefined || schema.default === null ? "" : String(schema.default);
+    const below = this.#below(path);
+    const usual = below === undefined ? schema.default : below;
+    const standard = usual === undefined || usual === null ? "" : String(usual);
+    const word = below === undefined ? "default" : "as it is";
     const commit = (value) => this.set(path, value);
     switch (field.kind) {
       case "boolean": {
-        const box = h("input", { id, type: "checkbox", checked: now ?? schema.default ?? false, on: { change: () => commit(box.checked === (schema.default ?? false) ? undefined : box.checked) } });
+        const box = h("input", { id, type: "checkbox", checked: now ?? usual ?? false, on: { change: () => commit(box.checked === (usual ?? false) ? undefined : box.checked) } });
         return box;
       }
       case "choice": {
         const select = h("select", { id, on: { change: () => commit(select.value === "" ? undefined : field.options.find((option) => String(option) === select.value)) } },
-          h("option", { value: "" }, standard ? `default (${standard})` : "default"), field.options.map((option) => h("option", { value: String(option) }, String(option))));
+          h("option", { value: "" }, standard ? `${word} (${standard})` : word), field.options.map((option) => h("option", { value: String(option) }, String(option))));
         select.value = now === undefined || now === null ? "" : String(now);
         return select;
       }
@@ -187,7 +193,8 @@ export class SchemaForm {
 
   #json(path, now, schema) {
     const id = uniqueId("json");
-    const area = h("textarea", { id, rows: 4, spellcheck: "false", class: "mono", placeholder: schema.default === undefined ? "" : JSON.stringify(schema.default),
+    const usual = this.#below(path) ?? schema.default;
+    const area = h("textarea", { id, rows: 4, spellcheck: "false", class: "mono", placeholder: usual === undefined ? "" : JSON.stringify(usual),
       value: now === undefined ? "" : JSON.stringify(now, null, 2), on: { input: () => {
         const text = area.value.trim();
         try {
@@ -200,6 +207,17 @@ export class SchemaForm {
         }
       } } });
     return h("div", { class: "field" }, h("label", { for: id }, `${words(path.at(-1))} as JSON`), area);
+  }
+
+  /** What is inherited at a path; undefined where nothing is, or where the document chose another kind (rule, type) above it. */
+  #below(path) {
+    let [own, below] = [this.document, this.inherited];
+    for (const key of path) {
+      if (below === null || typeof below !== "object") return undefined;
+      if (["rule", "type"].some((tag) => own?.[tag] !== undefined && own[tag] !== below[tag])) return undefined;
+      [own, below] = [own?.[key], below[key]];
+    }
+    return below;
   }
 
   /** Change the document. */
