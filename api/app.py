@@ -19,6 +19,7 @@ from api.middleware import BodyLimit, RequestId
 from api.openapi import describe
 from api.probing import Probes
 from api.queue_places import QueuePlaces
+from api.rate_limit import RateLimit
 from api.routes import (
     checkpoints,
     compare,
@@ -66,6 +67,8 @@ def create_app(settings: Settings | None = None, *, limits: StreamLimits | None 
         parts.grader_pool.close()
         parts.probes.close()
         parts.served.close()
+        app.state.rate_limit.close()
+        app.state.refused_limit.close()
         parts.live.close()
         parts.ledger.close()
 
@@ -80,6 +83,8 @@ def create_app(settings: Settings | None = None, *, limits: StreamLimits | None 
     )
     app.state.services = parts
     app.state.keys = parts.keys
+    app.state.rate_limit = RateLimit(parts.live, parts.settings.rate_limit_per_minute)
+    app.state.refused_limit = RateLimit(parts.live, parts.settings.refused_limit_per_minute)
     closed = [Depends(authorise), Depends(known_query)]
     for module in ROUTERS:
         app.include_router(module.router, dependencies=closed)

@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from fastapi import Request
 
+from api.rate_limit import RateLimit, network_of, refuse
 from grpo_engine.contract.error import Forbidden, InvalidRequest, Unauthorized
 from jobs.ledger import Ledger
 
@@ -88,7 +89,7 @@ def scope_of(endpoint: object) -> Scope:
 
 
 def authorise(request: Request) -> Caller:
-    """Router-level dependency. Raises Unauthorized (401) or Forbidden (403)."""
+    """Router-level dependency. Raises Unauthorized (401), Forbidden (403), or RateLimited (429)."""
     ring: KeyRing = request.app.state.keys
     scope = scope_of(request.scope.get("endpoint"))
     caller: Caller | None
@@ -98,11 +99,35 @@ def authorise(request: Request) -> Caller:
     else:
         caller = ring.find(_bearer(request))
         if caller is None:
-            raise Unauthorized("no valid API key; send Authorization: Bearer grpo_...", headers={"www-authenticate": "Bearer"})
+            _refuse(request)
+        _count(request, caller)
         if not caller.allows(scope):
-            raise Forbidden(f"key {caller.key_id} lacks the scope {scope!r}; use a key that has it")
+            raise Forbidden(f"key {caller.key_id} lacks the scope {scope!r}; use a key that has it", param="authorization")
     request.state.caller = caller
     return caller
+
+
+def _refuse(request: Request) -> NoReturn:
+    """Nobody's key. Raises Unauthorized, or RateLimited when this address has shown too many."""
+    address = network_of("unknown" if request.client is None else request.client.host)
+    limit: RateLimit = request.app.state.refused_limit
+    allowance = limit.take(f"address:{address}")
+    if allowance is not None and allowance.wait_s > 0:
+        raise refuse(allowance, "your address, with keys that are not valid,")
+    raise Unauthorized(
+        "no valid API key; send Authorization: Bearer grpo_...", param="authorization", headers={"www-authenticate": "Bearer"}
+    )
+
+
+def _count(request: Request, caller: Caller) -> None:
+    """Take one of the key's requests; the headers go on the answer, whatever it is. Raises RateLimited."""
+    limit: RateLimit = request.app.state.rate_limit
+    allowance = limit.take(f"key:{caller.key_id}")
+    if allowance is None:
+        return
+    if allowance.wait_s > 0:
+        raise refuse(allowance, f"key {caller.key_id}")
+    request.state.answer_headers = allowance.headers()
 
 
 def is_loopback(host: str) -> bool:
@@ -127,12 +152,12 @@ def require_safe_bind(host: str, ring: KeyRing) -> None:
 def _require_loopback(request: Request) -> None:
     authority = request.headers.get("host", "").lower()
     if not is_loopback(_hostname(f"//{authority}")):
-        raise Forbidden("without API keys the server answers to loopback names only; use http://127.0.0.1, or create a key")
+        raise Forbidden("without API keys the server answers to loopback names only; use http://127.0.0.1, or create a key", param="host")
     if request.client is not None and not is_loopback(request.client.host):
         raise Forbidden("without API keys the server answers this machine only; create a key")
     origin = request.headers.get("origin")
     if origin is not None and origin.lower() not in (f"http://{authority}", f"https://{authority}"):
-        raise Forbidden("a page of another origin may not use this server; open the server's own page")
+        raise Forbidden("a page of another origin may not use this server; open the server's own page", param="origin")
 
 
 def _hostname(url: str) -> str:

@@ -35,7 +35,8 @@ class RequestStalled(InvalidRequest):
 
 
 class RequestId:
-    """Puts `x-request-id` on every answer, and turns an unhandled exception into the common error body."""
+    """Puts `x-request-id` on every answer, with what the request's state holds in `answer_headers`, and turns an unhandled exception
+    into the common error body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -52,7 +53,9 @@ class RequestId:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                headers.update(scope["state"].get("answer_headers", {}))
             await send(message)
 
         try:

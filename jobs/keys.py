@@ -40,6 +40,7 @@ KEYS: tuple[Key, ...] = (
     Key("grpo:probe:<id>:answer", "60 s", "JSON answer of a probe: what was found, or why there is nothing"),
     Key("grpo:worker:<id>", "lease_ttl_s", "JSON heartbeat of a worker"),
     Key("grpo:dispatcher", "lease_ttl_s", "JSON {pid, host, time}: a dispatcher turns"),
+    Key("grpo:rate:<who>:<minute>", "3 minutes", "requests of an API key, or refused ones of an address, let through in a minute"),
     Key("grpo:ping", "1 day", "written to learn whether Redis takes writes"),
     Key("grpo:workers", "1 day", "set of worker ids seen lately"),
     Key("grpo:notices", "1 day", "list of JSON: what workers have to say for a job's history; the dispatcher takes it; capped"),
@@ -51,6 +52,7 @@ DISPATCHER = "grpo:dispatcher"
 GENERATION_TTL_S = 30 * DAY_S
 WORKERS = "grpo:workers"
 WORKERS_TTL_S = DAY_S
+RATE_TTL_S = 180
 NOTICES = "grpo:notices"
 MAX_NOTICES = 1000
 
@@ -103,3 +105,8 @@ def probe_runner(probe_id: str) -> str:
 def probe_answer(probe_id: str) -> str:
     """What the probe found."""
     return f"{PREFIX}probe:{probe_id}:answer"
+
+
+def rate(who: str, minute: int) -> str:
+    """Requests let through for a key or an address in a minute since 1970."""
+    return f"{PREFIX}rate:{who}:{minute}"

@@ -234,6 +234,20 @@ class Live:
         with answers():
             return cast(str | None, self._redis.lpop(keys.NOTICES))
 
+    # Rates
+
+    def add_spending(self, spent: Mapping[str, int], minute: int) -> dict[str, tuple[int, int]]:
+        """Add to the requests let through for each key or address in this minute since 1970; then what all processes let through
+        in it, and in the minute before."""
+        with answers():
+            pipe = self._redis.pipeline(transaction=False)
+            for who, number in spent.items():
+                pipe.incrby(keys.rate(who, minute), number)
+                pipe.expire(keys.rate(who, minute), keys.RATE_TTL_S)
+                pipe.get(keys.rate(who, minute - 1))
+            found = pipe.execute()
+        return {who: (int(now), int(before or 0)) for who, now, before in zip(spent, found[::3], found[2::3], strict=True)}
+
     # Generation and queues
 
     def generation(self) -> str | None:

@@ -106,6 +106,10 @@ class Settings:
     file_limit_bytes: int = 2**30
     min_free_bytes: int = 256 * 2**20
     """Below this much free disk no job and no file is accepted."""
+    rate_limit_per_minute: int = 6000
+    """Requests a minute one API key may send, in bursts of up to as many; 0 = no limit. A server without keys has none."""
+    refused_limit_per_minute: int = 600
+    """Requests with a wrong key a minute from one client address before they are told to wait; 0 = no limit."""
     sse_per_key: int = 8
     sse_total: int = 200
     log_level: str = "INFO"
@@ -159,6 +163,8 @@ class Settings:
             raise SettingsError("REDIS_URL must begin with redis://, rediss:// or unix://")
         if not self.database_url.startswith(("sqlite://", "postgresql+psycopg://")):
             raise SettingsError("DATABASE_URL must begin with sqlite:// or postgresql://")
+        if self.rate_limit_per_minute < 0 or self.refused_limit_per_minute < 0:
+            raise SettingsError("GRPO_RATE_LIMIT_PER_MINUTE and GRPO_REFUSED_LIMIT_PER_MINUTE must be 0 (no limit) or more")
         if not 0 <= self.port <= 65535:
             raise SettingsError(f"GRPO_PORT is {self.port}; give a port from 0 to 65535")
 
