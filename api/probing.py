@@ -87,10 +87,11 @@ class Probes:
 
         Raises Gone, NoWorker, WorkerBusy, ProbeTimeout, ProbeFailed, Unavailable, NotImplementedYet.
         """
-        gpus = spec.method.grpo.resources.gpus
-        if gpus > 1:
-            raise NotImplementedYet("a job of several GPUs cannot be probed; leave probe out, or set gpus to 1", param="probe")
-        queue, probe_id = queue_of(gpus), f"ftprobe-{secrets.token_hex(16)}"
+        resources = spec.method.grpo.resources
+        if resources.num_ranks > 1:
+            words = f"a job of {resources.num_ranks} processes cannot be probed; leave probe out, or probe it with gpus 1 or cpu_ranks 1"
+            raise NotImplementedYet(words, param="probe")
+        queue, probe_id = queue_of(resources.gpus), f"ftprobe-{secrets.token_hex(16)}"
         board = AskerBoard(self._settings)
         try:
             await board.post(probe_id, self._order(spec, paths))
