@@ -8,4 +8,8 @@ from pathlib import Path
 from worker.__main__ import main
 
 if __name__ == "__main__":
-    main(engine_command=(sys.executable, str(Path(__file__).with_name("fake_engine.py"))))
+    here = Path(__file__)
+    main(
+        engine_command=(sys.executable, str(here.with_name("fake_engine.py"))),
+        probe_command=(sys.executable, str(here.with_name("fake_probe.py"))),
+    )
