@@ -7,6 +7,7 @@ import sys
 import uvicorn
 
 from api.app import create_app
+from api.protocol import HeadDeadline
 from grpo_engine.contract.error import GrpoError
 from jobs.settings import Settings, SettingsError
 
@@ -18,6 +19,7 @@ def serve(settings: Settings) -> None:
         host=settings.host,
         port=settings.port,
         log_level=settings.log_level.lower(),
+        http=HeadDeadline,
         timeout_graceful_shutdown=5,
         timeout_keep_alive=30,
         limit_concurrency=1000,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 import uuid
 
 from starlette.datastructures import MutableHeaders
@@ -70,11 +71,15 @@ class RequestId:
 
 
 class BodyLimit:
-    """Refuses bodies beyond their cap with 413, and those that stall with 408. Bytes are counted; Content-Length is a shortcut."""
+    """Refuses bodies beyond their cap with 413, and those that stall or trickle with 408.
 
-    def __init__(self, app: ASGIApp, *, limit: int, file_limit: int, stall_s: float = 30.0) -> None:
+    Bytes are counted; Content-Length is a shortcut. A body may wait `stall_s` in all, and a second more for every `least_rate` bytes.
+    """
+
+    def __init__(self, app: ASGIApp, *, limit: int, file_limit: int, stall_s: float = 30.0, least_rate: int = 1024) -> None:
         self.app = app
         self.stall_s = stall_s
+        self.least_rate = least_rate
         self.limit = limit
         self.file_limit = file_limit
 
@@ -91,15 +96,20 @@ class BodyLimit:
             await problem_response(error, scope["path"])(scope, receive, send)
             return
         seen = 0
+        waited = 0.0
         is_whole = False
 
         async def counted() -> Message:
-            nonlocal seen, is_whole
+            nonlocal seen, waited, is_whole
+            began = time.monotonic()
+            patience = min(self.stall_s, self.stall_s + seen / self.least_rate - waited)
             try:
-                async with asyncio.timeout(None if is_whole else self.stall_s):
+                async with asyncio.timeout(None if is_whole else patience):
                     message = await receive()
             except TimeoutError:
-                raise RequestStalled(f"no byte of the body came for {self.stall_s:g} s; send it again") from None
+                problem = f"no byte of the body came for {patience:.3g} s, and {seen} bytes in {waited + patience:.3g} s"
+                raise RequestStalled(f"{problem}; send it again, faster") from None
+            waited += time.monotonic() - began
             is_whole = not message.get("more_body", False)
             seen += len(message.get("body", b""))
             if seen > cap:

@@ -111,7 +111,12 @@ class Ground(LiveStack):
     def run_file(self, job_id: str, epoch: int = 1) -> dict[str, Any]:
         """Who runs and who supervises an attempt; `pid` appears with the engine."""
         path = self.artifacts.attempt_dir(job_id, epoch) / "run.json"
-        return wait_for(lambda: path.exists() and "pid" in (run := json.loads(path.read_text())) and run, f"the engine of {job_id}")
+
+        def run() -> dict[str, Any]:
+            found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+            return found if "pid" in found else {}
+
+        return wait_for(run, f"the engine of {job_id}")
 
     def engine(self, job_id: str, epoch: int = 1) -> psutil.Process:
         """The engine of an attempt."""

@@ -23,6 +23,7 @@ from tests.stack import wait_for
 
 VICTIMS = ("engine", "engine", "pool child", "worker", "dispatcher", "api", "valkey")
 STEPS = 30
+STARTS_WITHIN_S = 25.0
 PATIENT = {"max_crashes": 10_000, "max_worker_losses": 10_000, "max_stuck_attempts": 10_000}
 """A random kill is no poison: nobody shall give up for its sake."""
 
@@ -40,7 +41,7 @@ def kill_loop(directory: Path, *, kills: int, seed: int, say: Callable[[str], No
         while sum(hit.values()) < kills:
             if sum(not server.job(job_id).is_terminal for job_id in submitted.values()) < 2:
                 _submit(server, spec, submitted)
-            _rest(dice.uniform(0.2, 4.0))
+            _let_it_train(server, submitted, dice)
             victim = dice.choice(VICTIMS)
             if _kill(server, victim):
                 hit[victim] += 1
@@ -52,8 +53,25 @@ def kill_loop(directory: Path, *, kills: int, seed: int, say: Callable[[str], No
             server.end(job_id, "succeeded", like, timeout_s=300)
         assert len(server.ledger.list_jobs(limit=1000).data) == len(submitted) + 1, "a create that was tried again made a second job"
         epochs = [server.job(job_id).epoch for job_id in submitted.values()]
+        assert sum(epochs) > len(submitted), "no kill has cost an attempt: the loop proves nothing"
         say(f"{len(submitted)} jobs, {sum(epochs)} attempts, {server.oracles.looks} looks; hit: {dict(hit)}")
         return hit
+
+
+def _let_it_train(server: Ground, submitted: dict[str, str], dice: random.Random) -> None:
+    """A moment; and two times of three some steps more, so that kills fall into training and not into starts alone."""
+    if dice.random() < 2 / 3:
+        enough = _steps_written(server, submitted) + dice.randint(1, 8)
+        deadline = time.monotonic() + STARTS_WITHIN_S
+        while _steps_written(server, submitted) < enough and time.monotonic() < deadline:
+            _rest(0.05)
+            if all(server.job(job_id).is_terminal for job_id in submitted.values()):
+                break
+    _rest(dice.uniform(0.0, 2.0))
+
+
+def _steps_written(server: Ground, submitted: dict[str, str]) -> int:
+    return sum(server.written(job_id, epoch) for job_id in submitted.values() for epoch in server.artifacts.epochs(job_id))
 
 
 def _submit(server: Ground, spec: dict[str, object], submitted: dict[str, str]) -> None:
