@@ -28,7 +28,6 @@ app = typer.Typer(
     help="A GRPO training server with first-class control of the KL divergence and its coefficient beta.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 console = Console()
 

@@ -1,10 +1,10 @@
-"""How telemetry reads on a terminal: one line a step, one line an event."""
+"""How telemetry reads on a terminal: one line a step, one line an event, one mark a reading."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -22,18 +22,45 @@ def number(raw: Any) -> float | None:
     return float(raw) if isinstance(raw, int | float) else None
 
 
-def step_line(step: int, num_steps: int, metrics: Mapping[str, Any], estimator: str) -> Text:
+WIDE = 96
+"""Columns a step's whole line takes; a narrower terminal gets it without the completion length."""
+_BARS = "▁▂▃▄▅▆▇█"
+_PLAIN_BARS = "_.-~=+*#"
+"""For terminals that know only ASCII."""
+
+
+def sparkline(values: Sequence[float | None], width: int, encoding: str = "utf-8") -> str:
+    """The course of a metric in at most `width` marks, the latest last; each mark is the mean of the steps it stands for. What was
+    not measured, or is not finite, is a blank."""
+    bars = _BARS if encoding.lower().startswith("utf") else _PLAIN_BARS
+    count = min(width, len(values))
+    marks: list[float | None] = []
+    for place in range(count):
+        part = values[place * len(values) // count : (place + 1) * len(values) // count]
+        known = [value for value in part if value is not None and math.isfinite(value)]
+        marks.append(math.fsum(value / len(known) for value in known) if known else None)
+    heights = [mark for mark in marks if mark is not None]
+    low, high = min(heights, default=0.0), max(heights, default=0.0)
+    scale = high - low if math.isfinite(high - low) else 0.0
+    top = len(bars) - 1
+    return "".join(
+        " " if mark is None else bars[0] if scale <= 0 else bars[min(top, max(0, round((mark - low) / scale * top)))] for mark in marks
+    )
+
+
+def step_line(step: int, num_steps: int, metrics: Mapping[str, Any], estimator: str, width: int = WIDE) -> Text:
     """`step  7/25  kl 0.1312  beta 0.0600 raised  reward 0.341  length 21.4  9.8 s`."""
     values = {name: number(raw) for name, raw in metrics.items()}
-    width = len(str(num_steps))
-    line = Text(f"step {step:>{width}}/{num_steps}", style="bold")
+    digits_of_step = len(str(num_steps))
+    line = Text(f"step {step:>{digits_of_step}}/{num_steps}", style="bold")
     line.append(f"  kl/ref {estimator} ", style="dim")
     line.append(_shown(values.get(f"kl/ref/{estimator}/mean"), 4, 7), style="not bold")
     line.append("  beta ", style="dim")
     line.append(_shown(values.get("beta/applied"), 4, 7), style="not bold")
     action, style = _ACTIONS[int(values.get("beta/action") or 0)]
     line.append(f" {action:<7}", style=style or "dim")
-    for label, name, digits, size in (("reward", "reward/mean", 3, 6), ("length", "completion/length_mean", 1, 5)):
+    shown = [("reward", "reward/mean", 3, 6), ("length", "completion/length_mean", 1, 5)]
+    for label, name, digits, size in shown if width >= WIDE else shown[:1]:
         line.append(f" {label} ", style="dim")
         line.append(_shown(values.get(name), digits, size), style="not bold")
     line.append(f"  {_shown(values.get('time/step_s'), 1, 5)} s", style="dim")

@@ -1,4 +1,4 @@
-"""Follow a job on a terminal: its steps and its events, merged as they come."""
+"""Follow a job on a terminal: its steps and its events, merged as they come, above a bar and the curves of KL, beta and reward."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
 from api.client.display import QUIET_EVENTS, event_line, step_line
+from api.client.gauge import Gauge
 from api.client.sse import ServerEvent
 from api.client.sync import Grpo
 from grpo_engine.contract.view import Job
@@ -27,6 +29,7 @@ class Follower:
         self._is_stopped = threading.Event()
         kl = job.resolved.get("kl", {})
         self._estimator = str(kl.get("estimator", "k3"))
+        self._gauge = Gauge(job.progress.num_steps, self._estimator, console.encoding)
 
     def stop(self) -> None:
         """Let `follow` return."""
@@ -41,8 +44,16 @@ class Follower:
         ]
         for reader in readers:
             reader.start()
+        if self._console.is_terminal:
+            with Live(self._gauge, console=self._console, refresh_per_second=4, transient=True):
+                self._print(len(readers))
+        else:
+            self._print(len(readers))
+        return self._client.job(self._job.id)
+
+    def _print(self, streams: int) -> None:
         ended = 0
-        while ended < len(readers) and not self._is_stopped.is_set():
+        while ended < streams and not self._is_stopped.is_set():
             item = self._queue.get()
             if isinstance(item, BaseException):
                 raise item
@@ -50,7 +61,6 @@ class Follower:
                 ended += 1
             elif (line := self._line(item)) is not None:
                 self._console.print(line, soft_wrap=True, highlight=False)
-        return self._client.job(self._job.id)
 
     def _read(self, stream: Callable[[str], Iterator[ServerEvent]], job_id: str) -> None:
         try:
@@ -64,8 +74,11 @@ class Follower:
 
     def _line(self, event: ServerEvent) -> Text | None:
         data: dict[str, Any] = event.data
-        if event.type == "step.completed":
-            return step_line(data["step"], self._job.progress.num_steps, data["metrics"], self._estimator)
+        if event.type == "run.rewound" and "to_step" in data:
+            self._gauge.rewind(int(data["to_step"]))
+        if event.type == "step.completed" and "metrics" in data:
+            self._gauge.add(data["step"], data["metrics"])
+            return step_line(data["step"], self._job.progress.num_steps, data["metrics"], self._estimator, self._console.width)
         if "level" not in data or event.type in QUIET_EVENTS:
             return None
         return event_line(event.type, data["level"], data["message"], data["created_at"])

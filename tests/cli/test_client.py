@@ -12,13 +12,15 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from api.client import ApiError, ClientError, Grpo, ServerUnreachable
-from api.client.commands import _table
-from api.client.display import step_line
+from api.client.display import sparkline, step_line
 from api.client.download import choose, download
 from api.client.errors import CannotSend, DownloadDamaged, UnknownAnswer
+from api.client.gauge import Gauge
 from api.client.sse import END, ServerEvent, parse
+from api.client.terminal import table
 from api.complaint import complain
 from grpo_engine.contract.view import Checkpoint, CheckpointFile
 from tests.cli.terminal import grpo
@@ -93,7 +95,7 @@ def test_another_server_at_the_address_is_recognised(monkeypatch: pytest.MonkeyP
 def test_brackets_are_words_and_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     complain("pattern [a-z]+ in betas[1] of /tmp/[/x]")
     assert "pattern [a-z]+ in betas[1] of /tmp/[/x]" in capsys.readouterr().err
-    _table(("name",), [("[red]x[/y]" + "z" * 300,)], [], as_json=False)
+    table(("name",), [("[red]x[/y]" + "z" * 300,)], [], as_json=False)
     assert "[red]x[/y]" + "z" * 300 in capsys.readouterr().out
 
 
@@ -122,6 +124,61 @@ def test_a_step_reads_in_one_line() -> None:
 def test_what_a_step_did_not_measure_is_a_dash_and_nan_says_so() -> None:
     words = " ".join(step_line(1, 9, {"reward/mean": {"value": None, "nonfinite": "nan"}}, "k3").plain.split())
     assert words == "step 1/9 kl/ref k3 - beta - reward nan length - - s"
+
+
+def test_a_narrow_terminal_gets_a_step_in_eighty_columns() -> None:
+    metrics = {"kl/ref/k3/mean": 0.13, "beta/applied": 0.06, "beta/action": 1, "reward/mean": 0.341, "time/step_s": 120.0}
+    assert len(step_line(1000, 1000, metrics, "k3", width=80).plain) <= 80
+
+
+def test_a_curve_shows_gaps_and_extremes() -> None:
+    assert sparkline([0.0, 1.0, None, float("nan"), 0.5], 8) == "▁█  ▅"
+    assert sparkline([1.0, 1.0], 8) == "▁▁"
+    assert sparkline([], 8) == ""
+    assert sparkline([0.0, 1.0], 8, "ascii") == "_#"
+    assert sparkline([1e308, -1e308], 2) in ("█▁", "▁▁")
+
+
+@given(st.lists(st.one_of(st.none(), st.floats()), max_size=60), st.integers(min_value=1, max_value=50))
+def test_a_curve_fits_its_room_whatever_was_measured(values: list[float | None], width: int) -> None:
+    assert len(sparkline(values, width)) == min(width, len(values))
+
+
+def test_the_gauge_fits_forty_columns_and_forgets_what_a_rewind_supersedes() -> None:
+    gauge = Gauge(4, "k3")
+    for step in (1, 2, 3):
+        gauge.add(step, {"kl/ref/k3/mean": 0.1 * step, "beta/applied": 0.04, "reward/mean": 0.5, "time/step_s": 2.0})
+    gauge.rewind(1)
+    with (screen := Console(width=40, color_system=None)).capture() as capture:
+        screen.print(gauge)
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= 40
+    assert " ".join(lines[0].split()).startswith("1/4")
+    assert "25%" in lines[0]
+    assert "0:00:06 left" in lines[0]
+    assert lines[1].split()[-1] == "0.1"
+
+
+def test_a_lost_answer_is_asked_for_again_only_where_twice_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    seen: list[tuple[str, str | None]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append((request.method, request.headers.get("idempotency-key")))
+        raise httpx.RemoteProtocolError("the connection was closed", request=request)
+
+    with Grpo() as client:
+        monkeypatch.setattr(client, "_http", httpx.Client(base_url=client.base_url, transport=httpx.MockTransport(answer)))
+        for call, tries in (
+            (lambda: client.fork("ftjob-1"), 4),
+            (lambda: client.jobs(), 4),
+            (lambda: client.set_control("j", beta=1.0), 1),
+        ):
+            seen.clear()
+            with pytest.raises(ServerUnreachable):
+                call()
+            assert len(seen) == tries
+            assert len(set(seen)) == 1
 
 
 class Shelf(Grpo):
