@@ -89,6 +89,7 @@ export const jobs = {
   get: (id, signal) => json(at(id), { signal }),
   create: (spec, key) => json(BASE, { method: "POST", body: spec, headers: { "idempotency-key": key } }),
   validate: (spec, signal) => json(`${BASE}/validate`, { method: "POST", body: spec, signal }),
+  probe: (spec, signal) => json(`${BASE}/validate?probe=true`, { method: "POST", body: spec, signal }),
   fork: (id, body, key) => json(at(id, "/fork"), { method: "POST", body, headers: { "idempotency-key": key } }),
   act: (id, verb) => json(at(id, `/${verb}`), { method: "POST" }),
   metrics: (id, values, signal) => json(at(id, `/metrics${query(values)}`), { signal }),
@@ -107,6 +108,12 @@ export const checkpoints = {
   promote: (job, id, body) => send("POST", one(job, id, "/promote"), body),
   withdraw: (job, id) => send("DELETE", one(job, id, "/promote")),
   remove: (job, id) => send("DELETE", one(job, id)),
+};
+
+export const sweeps = {
+  list: (values, signal) => json(`/v1/fine_tuning/sweeps${query(values)}`, { signal }),
+  get: (id, signal) => json(`/v1/fine_tuning/sweeps/${encodeURIComponent(id)}`, { signal }),
+  act: (id, verb) => json(`/v1/fine_tuning/sweeps/${encodeURIComponent(id)}/${verb}`, { method: "POST" }),
 };
 
 export const control = {

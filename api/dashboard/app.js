@@ -11,6 +11,7 @@ const VIEWS = {
   fork: { load: () => import("./fork_view.js"), title: "Fork" },
   rollouts: { load: () => import("./rollouts_view.js"), title: "Rollouts" },
   compare: { load: () => import("./compare_view.js"), title: "Compare" },
+  sweeps: { load: () => import("./sweep_view.js"), title: "Sweeps" },
   new: { load: () => import("./new_job_view.js"), title: "New job" },
 };
 const PARTS = new Set(["rollouts", "fork"]);
@@ -25,8 +26,8 @@ function route(hash) {
   const [path, search = ""] = hash.replace(/^#\/?/, "").split("?");
   const [name, id, part] = path.split("/").map(decoded);
   const params = new URLSearchParams(search);
+  if (id) params.set("id", id);
   if (name !== "jobs" || !id) return { name: name || "jobs", params };
-  params.set("id", id);
   return { name: part === undefined ? "job" : PARTS.has(part) ? part : "", params };
 }
 

@@ -61,7 +61,7 @@ class ForkView {
     fill(this.root, head,
       h("p", { class: "hint" }, `A new job goes on from the checkpoint's weights and counts its own steps from 1. Everything is as in ${title(job)} but for what you set. ${ruleSentence(job.resolved.beta)} KL keeps being measured against the beginning of the line.`),
       h("div", { class: "panel fields" },
-        h("div", { class: "field" }, h("label", { for: from }, "Checkpoint"), this.select, this.fromHint),
+        h("div", { class: "field wide" }, h("label", { for: from }, "Checkpoint"), this.select, this.fromHint),
         h("div", { class: "field" }, h("label", { for: suffix }, "Suffix"), this.suffix, h("p", { class: "hint", id: `${suffix}-hint` }, "What the new job is called."))),
       h("h2", { class: "section" }, "What changes"), this.form.element,
       h("div", { class: "verdict row" }, h("div", { class: "grow" }, this.verdict), this.submit));

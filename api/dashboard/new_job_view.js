@@ -4,6 +4,7 @@ import { ApiError, json, jobs, onceKey } from "./api.js";
 import { announce, button, fill, h, notice, setText, uniqueId } from "./dom.js";
 import { bytes, count } from "./format.js";
 import { setAt, valueAt } from "./schema.js";
+import { ProbePanel } from "./probe_panel.js";
 import { options, SchemaForm } from "./schema_form.js";
 
 const CHECK_AFTER_MS = 450;
@@ -27,6 +28,7 @@ class NewJobView {
   dispose() {
     this.abort.abort();
     this.checking?.abort();
+    this.probe?.stop();
     clearTimeout(this.timer);
   }
 
@@ -66,12 +68,14 @@ class NewJobView {
     this.editor = h("div", { hidden: true }, h("label", { for: editor }, "The job as JSON"), this.text, this.textError);
     this.verdict = h("div", { role: "status" });
     this.resolved = h("pre", { class: "log", tabindex: "0", role: "region", "aria-label": "The job as it would run" });
+    this.probe = new ProbePanel(() => this.document, (error) => { this.form.complain(null, ""); this.form.complain(error.param, error.message); });
     this.create = button("Create the job", () => this.#create(), { class: "primary", disabled: true });
     fill(this.root,
       h("div", { class: "titlebar" }, h("h1", {}, "New job"), this.tabs),
       h("p", { class: "hint" }, "Only what you set is sent; an empty field keeps the default shown in it. The server checks every change as you make it."),
       this.form.element, this.editor,
       h("details", { class: "group" }, h("summary", {}, "The job as it would run, after presets and defaults"), this.resolved),
+      this.probe.element,
       h("div", { class: "verdict row" }, h("div", { class: "grow" }, this.verdict), this.create));
   }
 
@@ -151,6 +155,7 @@ class NewJobView {
   /** What the server said so far is about another document. */
   #invalidate() {
     this.create.disabled = true;
+    this.probe.outdated();
     this.checking?.abort();
     clearTimeout(this.timer);
   }
@@ -168,7 +173,8 @@ class NewJobView {
       const answer = await jobs.validate(this.document, this.checking.signal);
       this.form.complain(null, "");
       const disk = answer.disk_bytes_needed === null ? "" : `, up to ${bytes(answer.disk_bytes_needed)} for checkpoints`;
-      fill(this.verdict, h("strong", {}, "The server would accept this job: "), `${count(answer.rows, "usable row")}${disk}.`);
+      fill(this.verdict, h("strong", {}, "The server would accept this job: "), `${count(answer.rows, "usable row")}${disk}.`, answer.warnings.map((warning) => h("div", { class: "alarm" }, `⚑ ${warning.message}`)));
+      this.probe.ready();
       setText(this.resolved, JSON.stringify(answer.resolved, null, 2));
       this.create.disabled = false;
     } catch (error) {

@@ -6,8 +6,6 @@ import { TokenText } from "./rollout_tokens.js";
 import { options } from "./schema_form.js";
 import { diff } from "./text_diff.js";
 
-const REFERENCE = "reference";
-
 /** `siblings`: all completions of the same prompt. `chosen`: what the reader compared the last one with. Returns {element, place}. */
 export class RolloutDetail {
   constructor(onCompare) {
@@ -29,9 +27,7 @@ export class RolloutDetail {
 
   #comparison(one, siblings, against) {
     const others = siblings.filter((other) => other.index !== one.index);
-    const hasReference = typeof one.reference_completion === "string";
-    const entries = [["", "nothing"], ...(hasReference ? [[REFERENCE, "the reference’s own answer"]] : []),
-      ...others.map((other) => [String(other.index), `completion ${other.index + 1}, reward ${number(other.reward, 3)}`])];
+    const entries = [["", "nothing"], ...others.map((other) => [String(other.index), `completion ${other.index + 1}, reward ${number(other.reward, 3)}`])];
     const id = uniqueId("against");
     const select = h("select", { id });
     options(select, entries, entries.some(([value]) => value === against) ? against : "");
@@ -39,9 +35,7 @@ export class RolloutDetail {
     const draw = () => fill(place, select.value === "" ? null : changes(one, select.value, others));
     select.addEventListener("change", () => { this.onCompare(select.value); draw(); });
     draw();
-    const note = hasReference
-      ? "The reference answered the same prompt with the random numbers of the prompt’s first completion: where both agree, so do the words."
-      : "The reference’s own answer was not recorded at this step. What can be compared is another completion of the same prompt; how far each token is from the reference is the shading above.";
+    const note = "The reference’s own answer is not recorded, so it cannot be shown. What can be compared is another completion of the same prompt; how far each token is from the reference is the shading above.";
     return [h("h3", {}, "Compare"), h("div", { class: "field" }, h("label", { for: id }, "Differences from"), select, h("p", { class: "hint" }, note)), place];
   }
 }
@@ -64,7 +58,7 @@ function parts(one) {
 }
 
 function changes(one, choice, others) {
-  const before = choice === REFERENCE ? one.reference_completion : others.find((other) => String(other.index) === choice)?.completion ?? "";
+  const before = others.find((other) => String(other.index) === choice)?.completion ?? "";
   const pieces = diff(before, one.completion);
   if (pieces.every(({ kind }) => kind === "same")) return h("p", { class: "soft" }, "Both are the same text.");
   const tags = { same: "span", gone: "del", new: "ins" };

@@ -16,7 +16,6 @@ ANSWERS = (
     "The answer is 41, because 17 and 25 make 41.",
     "I am sure it is forty-two, written 42.",
 )
-REFERENCE = "17 + 25 is 42.\nThe answer is 42"
 
 
 def keep_rollouts(ledger: Ledger, job_id: str, step: int, **changes: Any) -> None:

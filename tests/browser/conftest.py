@@ -102,4 +102,5 @@ def keep_picture(page: Any, path: Path) -> None:
     height = page.evaluate("Math.min(8000, document.documentElement.scrollHeight)")
     page.set_viewport_size({"width": page.viewport_size["width"], "height": max(900, height)})
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => requestAnimationFrame(done))))")
+    page.wait_for_timeout(200)
     page.screenshot(path=path, full_page=True)

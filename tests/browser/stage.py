@@ -160,6 +160,7 @@ class Stage:
         folder.mkdir(parents=True)
         content = b"weights of step " + str(step).encode()
         (folder / "model.safetensors").write_bytes(content)
+        (folder / "manifest.json").write_text("{}")
         files = [{"name": "model.safetensors", "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}]
         data = {
             "name": name,
