@@ -1,17 +1,14 @@
-"""Thinning a long metric series to a number of buckets that keep its first, last, smallest and largest value; and CSV.
-
-Plain dicts in the shape of `contract.view.MetricSeries`: a page can hold a hundred thousand points, and models of each would take
-ten times as long as the points themselves.
-"""
+"""Metric series as answers show them: buckets that keep the first, last, smallest and largest value; and CSV."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import Any
 
 from grpo_engine.contract.telemetry import DESCRIPTORS
+from jobs.rollups import Fold
 
 Spelled = float | dict[str, str | None]
 """A number as JSON has it; `contract.view.Number` without the model."""
@@ -24,34 +21,37 @@ def spelled(value: float) -> Spelled:
     return {"value": None, "nonfinite": "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"}
 
 
-def thin(name: str, points: Sequence[tuple[int, float]], resolution: int) -> dict[str, Any]:
-    """`points` = (step, value) in step order, at most `resolution` buckets of equal width in steps."""
-    descriptor = DESCRIPTORS.get(name)
-    buckets: list[dict[str, Any]] = []
-    if points:
-        start = points[0][0]
-        width = max(1, math.ceil((points[-1][0] - start + 1) / resolution))
-        buckets = [_bucket(list(group)) for _, group in groupby(points, key=lambda point: (point[0] - start) // width)]
-    unit, direction = (descriptor.unit, descriptor.direction) if descriptor else (None, None)
-    return {"name": name, "unit": unit, "direction": direction, "buckets": buckets}
+def series_json(buckets: Sequence[Fold], names: Sequence[str] | None) -> str:
+    """JSON of thinned series by name, those of `names` without a reading included: a list of `contract.view.MetricSeries`.
+
+    Spelled by hand, because an answer can hold ten thousands of buckets and objects of each would take longer than all the rest.
+    """
+    series: dict[str, list[str]] = {name: [] for name in names or ()}
+    for bucket in buckets:
+        for name, entry in bucket.items():
+            series.setdefault(name, []).append(_bucket_json(entry))
+    shown = []
+    for name, found in sorted(series.items()):
+        descriptor = DESCRIPTORS.get(name)
+        unit, direction = (descriptor.unit, descriptor.direction) if descriptor else (None, None)
+        head = json.dumps({"name": name, "unit": unit, "direction": direction})
+        shown.append(f'{head[:-1]}, "buckets": [{",".join(found)}]}}')
+    return f"[{','.join(shown)}]"
 
 
-def _bucket(points: list[tuple[int, float]]) -> dict[str, Any]:
-    finite = [(value, step) for step, value in points if math.isfinite(value)]
-    lowest, highest = (min(finite), max(finite, key=lambda pair: pair[0])) if finite else (None, None)
-    return {
-        "step_from": points[0][0],
-        "step_to": points[-1][0],
-        "count": len(points),
-        "first": _point(*points[0]),
-        "last": _point(*points[-1]),
-        "min": None if lowest is None else _point(lowest[1], lowest[0]),
-        "max": None if highest is None else _point(highest[1], highest[0]),
-    }
+def _bucket_json(entry: list[Any]) -> str:
+    count, first_step, first, last_step, last, min_step, lowest, max_step, highest = entry
+    low = "null" if lowest is None else f'{{"step":{min_step},"value":{lowest!r}}}'
+    high = "null" if highest is None else f'{{"step":{max_step},"value":{highest!r}}}'
+    return (
+        f'{{"step_from":{first_step},"step_to":{last_step},"count":{count},"first":{{"step":{first_step},"value":{_number(first)}}},'
+        f'"last":{{"step":{last_step},"value":{_number(last)}}},"min":{low},"max":{high}}}'
+    )
 
 
-def _point(step: int, value: float) -> dict[str, Any]:
-    return {"step": step, "value": spelled(value)}
+def _number(raw: Any) -> str:
+    """A finite number as JSON spells it, or a spelled-out one that is not."""
+    return repr(raw) if isinstance(raw, int | float) else json.dumps(raw)
 
 
 def rows_to_csv(names: Sequence[str], rows: Iterable[tuple[int, int, int, dict[str, float]]]) -> Iterable[str]:

@@ -52,6 +52,20 @@ def parse_position(text: str) -> Position | None:
     return Position(int(epoch), int(seq)) if is_right else None
 
 
+def is_ahead(services: Services, job: JobRecord, place: Position) -> bool:
+    """Whether the job has not said this yet. Asked in turn: the database, Redis, and the attempt's own file, which is written first."""
+    if place <= Position(*job.ingested):
+        return False
+    if not 1 <= place.epoch <= job.epoch or place.seq < 1:
+        return place.epoch > job.epoch
+    try:
+        if services.live.read_stream(job.id, str(Position(place.epoch, place.seq - 1)), count=1):
+            return False
+    except Unavailable:
+        pass  # the file knows as well
+    return services.artifacts.last_seq(job.id, place.epoch) < place.seq
+
+
 class _Beat:
     """Tells when a heartbeat is due."""
 

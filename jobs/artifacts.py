@@ -31,6 +31,8 @@ LEDGER_CLAIM = "ledger"
 """worker_id of a claim by which the ledger takes an unclaimed attempt away from every worker."""
 
 _READ_BYTES = 8 * 2**20
+_TAIL_BYTES = 2**20
+"""Of events.jsonl, in which the newest event stands."""
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,21 @@ class Artifacts:
     def events_path(self, job_id: str, epoch: int) -> Path:
         """The attempt's events.jsonl."""
         return self.attempt_dir(job_id, epoch) / "events.jsonl"
+
+    def last_seq(self, job_id: str, epoch: int) -> int:
+        """Number of the newest event in the attempt's file; 0 when there is none."""
+        path = self.events_path(job_id, epoch)
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            return 0
+        lines, _ = read_lines(path, max(0, size - _TAIL_BYTES))
+        for line in reversed(lines):
+            try:
+                return EngineEvent.model_validate_json(line).seq
+            except ValidationError:
+                continue  # damaged; the one before it counts, and ingest tells of the gap
+        return 0
 
     def log_path(self, job_id: str, epoch: int) -> Path:
         """The attempt's engine.log."""

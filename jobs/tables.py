@@ -113,6 +113,16 @@ steps = Table(
     Index(None, "job_id", "superseded", "step"),
 )
 
+rollups = Table(
+    "rollups",
+    metadata,
+    Column("job_id", ForeignKey(jobs.c.id), primary_key=True),
+    Column("width", Integer, primary_key=True, comment="steps folded together"),
+    Column("number", _Number, primary_key=True, comment="holds steps number * width + 1 to number * width + width"),
+    Column("metrics", Text, nullable=False, comment="JSON: name to count, first, last, min, max with their steps"),
+    comment="complete stretches of steps, folded for reading long series",
+)
+
 checkpoints = Table(
     "checkpoints",
     metadata,

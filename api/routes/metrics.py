@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from api.auth import requires
-from api.buckets import rows_to_csv, thin
+from api.buckets import rows_to_csv, series_json
 from api.deps import CallerDep, Services, ServicesDep
 from api.openapi import produces
 from api.present import answer, as_float, metric_row
 from api.routes.jobs import JobId
 from api.sse import EventStream
-from api.streams import END, START, metric_frames, parse_position
+from api.streams import END, START, is_ahead, metric_frames, parse_position
 from grpo_engine.contract.error import InvalidRequest, Unavailable
+from grpo_engine.contract.nearest import nearest
 from grpo_engine.contract.telemetry import DESCRIPTORS, is_known
 from grpo_engine.contract.view import Integrity, MetricPage, SampledMetrics
+from jobs.ledger import Sampled
 from jobs.ledger.records import StepRecord
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}/metrics", tags=["metrics"])
@@ -42,8 +43,14 @@ def metrics(
     accept: Annotated[str, Header(max_length=500)] = "application/json",
 ) -> Response:
     """Rows in step order, both ends of a range included; steps that a rewind superseded are gone. `names` may be repeated or hold
-    commas. `resolution` answers with that many buckets a metric instead, each with first, last, min and max."""
+    commas. `resolution` answers with at most that many buckets a metric instead, each with first, last, min and max; all are of the
+    same width in steps, a power of two."""
     chosen = metric_names(names)
+    if resolution is not None:
+        found = services.ledger.sampled(
+            job_id, chosen, global_step_from, global_step_to, time_from=logged_at_from, time_to=logged_at_to, resolution=resolution
+        )
+        return _sampled(found, chosen, resolution)
     rows = services.ledger.metrics(
         job_id,
         chosen,
@@ -51,10 +58,8 @@ def metrics(
         global_step_to,
         time_from=logged_at_from,
         time_to=logged_at_to,
-        limit=None if resolution is not None else limit + 1,
+        limit=limit + 1,
     )
-    if resolution is not None:
-        return JSONResponse(_sampled(rows, chosen, resolution))
     has_more, rows = len(rows) > limit, rows[:limit]
     if "text/csv" in accept:
         return _csv(rows, chosen, has_more)
@@ -67,7 +72,7 @@ def stream(
     job_id: JobId, services: ServicesDep, caller: CallerDep, last_event_id: Annotated[str | None, Header(max_length=80)] = None
 ) -> Response:
     """Steps and rewinds as server-sent events from the first on, until the job has ended. `Last-Event-ID` goes on after that
-    event without gap or repeat; 204 when it was the last."""
+    event without gap or repeat; 204 when it was the last, 422 for one the job has not reached."""
     job = services.ledger.get_job(job_id)
     if last_event_id == END:
         if job.is_terminal:
@@ -76,6 +81,8 @@ def stream(
     after = START if last_event_id is None else parse_position(last_event_id)
     if after is None:
         raise InvalidRequest("Last-Event-ID is no id of this stream; send one such as 1-42", param="last-event-id")
+    if not job.is_terminal and is_ahead(services, job, after):
+        raise InvalidRequest("the job has sent no such event yet; send the id of the last event you have, or none", param="last-event-id")
     return EventStream(metric_frames(services, job_id, after), services.slots, caller.key_id)
 
 
@@ -103,22 +110,17 @@ def metric_names(given: list[str] | None) -> list[str] | None:
     names = list(dict.fromkeys(name.strip() for part in given for name in part.split(",") if name.strip()))
     for name in names:
         if not is_known(name):
-            near = difflib.get_close_matches(name, DESCRIPTORS, n=1)
-            remedy = f"did you mean {near[0]!r}?" if near else "GET the metrics without names to see what there is"
+            near = nearest(name, DESCRIPTORS)
+            remedy = f"did you mean {near!r}?" if near else "GET the metrics without names to see what there is"
             raise InvalidRequest(f"there is no metric {name[:128]!r}; {remedy}", param="names")
     return names
 
 
-def _sampled(rows: list[StepRecord], chosen: list[str] | None, resolution: int) -> dict[str, Any]:
+def _sampled(found: Sampled, chosen: list[str] | None, resolution: int) -> Response:
     """In the shape of `contract.view.SampledMetrics`."""
-    series: dict[str, list[tuple[int, float]]] = {name: [] for name in chosen or ()}
-    for row in rows:
-        for name, raw in row.metrics.items():
-            value = as_float(raw)
-            if value is not None:
-                series.setdefault(name, []).append((row.step, value))
-    data = [thin(name, points, resolution) for name, points in sorted(series.items())]
-    return {"object": "list", "data": data, "has_more": False, "sampled": True, "resolution": resolution}
+    data = series_json(found.buckets, chosen)
+    text = f'{{"object":"list","data":{data},"has_more":false,"sampled":true,"resolution":{resolution}}}'
+    return Response(text, media_type="application/json")
 
 
 def _csv(rows: list[StepRecord], chosen: list[str] | None, has_more: bool) -> Response:

@@ -14,7 +14,7 @@ from jobs.ledger.creation import NewJob
 from jobs.ledger.credentials import SCOPES, CredentialBook
 from jobs.ledger.deliveries import DeliveryBook, DeliveryRecord
 from jobs.ledger.files import FileBook
-from jobs.ledger.history import HistoryBook
+from jobs.ledger.folding import Sampled, SamplingBook
 from jobs.ledger.ingest import IngestBook, Ingested
 from jobs.ledger.lineage import LineageRecord
 from jobs.ledger.listing import ListingBook
@@ -64,6 +64,7 @@ __all__ = [
     "Page",
     "PromotionRecord",
     "Request",
+    "Sampled",
     "StepRecord",
     "SweepRecord",
     "Void",
@@ -75,7 +76,7 @@ __all__ = [
 
 
 class Ledger(
-    SweepBook, ListingBook, AttemptBook, IngestBook, HistoryBook, FileBook, PromotionBook, CredentialBook,
+    SweepBook, ListingBook, AttemptBook, IngestBook, SamplingBook, FileBook, PromotionBook, CredentialBook,
     WebhookBook, DeliveryBook,
 ):  # fmt: skip
     """Thread-safe; every method is one transaction."""

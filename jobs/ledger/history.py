@@ -65,7 +65,7 @@ class HistoryBook(Book):
         `names` keeps these metrics only. `limit` cuts after so many steps: the first ones, or with `newest` the last
         (still in step order). With superseded rows the order is (epoch, seq).
         """
-        picked = self._picked(names)
+        picked = self.picked(names, steps.c.metrics)
         query = sa.select(*(_STEP_COLUMNS if picked is None else _STEP_COLUMNS[:-1]), *(picked or ())).where(steps.c.job_id == job_id)
         if not with_superseded:
             query = query.where(steps.c.superseded.is_(False))
@@ -88,7 +88,7 @@ class HistoryBook(Book):
             return [_step_record(row, names) for row in ordered]
         return [_picked_record(row, tuple(names or ())) for row in ordered]
 
-    def _picked(self, names: Collection[str] | None) -> list[sa.ColumnElement[Any]] | None:
+    def picked(self, names: Collection[str] | None, column: sa.Column[str]) -> list[sa.ColumnElement[Any]] | None:
         """Columns that take a few metrics out inside the database, which is ten times faster than reading all of them.
 
         None when that is not worth it, or a name cannot be spelt in SQLite's JSON paths.
@@ -99,8 +99,8 @@ class HistoryBook(Book):
             if sqlite3.sqlite_version_info < (3, 38):
                 return None
             # Not json_extract: SQLite reads numbers to within a unit in the last place; `->` hands over their text.
-            return [steps.c.metrics.op("->", return_type=sa.Text())(f'$."{name}"') for name in names]
-        return [sa.cast(sa.cast(steps.c.metrics, postgresql.JSON).op("->")(name), sa.Text) for name in names]
+            return [column.op("->", return_type=sa.Text())(f'$."{name}"') for name in names]
+        return [sa.cast(sa.cast(column, postgresql.JSON).op("->")(name), sa.Text) for name in names]
 
     def metrics_after(self, job_id: str, after: tuple[int, int], limit: int = 1000) -> list[StepRecord]:
         """Telemetry rows after (epoch, seq), in that order, superseded ones included: what the metrics stream replays."""

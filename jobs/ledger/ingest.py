@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from grpo_engine.contract.event import EngineEvent, encode_nonfinite
 from jobs.ledger.book import Book
+from jobs.ledger.folding import fold, forget
 from jobs.ledger.payloads import CheckpointSaved, ControlAnswered, RunRewound, StepCompleted, finite, parse
 from jobs.ledger.records import JobRecord
 from jobs.ledger.spelling import canonical_json, checkpoint_id
@@ -39,6 +40,8 @@ class _Batch:
     step: int
     latest: str
     activity: str
+    folded: int
+    """Steps up to here need no folding."""
     steps: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     taken: int = 0
@@ -64,7 +67,7 @@ class IngestBook(Book):
             return Ingested(0, job.ingested, False)
         with self.database.write() as connection:
             job = self._job(connection, job_id, lock=True)
-            batch = _Batch(job, job.ingested[1], job.step, json.dumps(job.latest), job.activity)
+            batch = _Batch(job, job.ingested[1], job.step, json.dumps(job.latest), job.activity, job.step)
             has_gap = False
             for event in _news(job, events):
                 if event.seq <= batch.seq:
@@ -115,6 +118,7 @@ class IngestBook(Book):
             self._flush(connection, batch)
             same = sa.and_(steps.c.job_id == batch.job.id, steps.c.step == event.step, steps.c.superseded.is_(False))
             connection.execute(sa.update(steps).where(same).values(superseded=True))
+            self._unfold(connection, batch, event.step - 1)
         metrics, beta = canonical_json(encode_nonfinite(content.metrics)), canonical_json(encode_nonfinite(content.beta))
         batch.steps.append(
             {
@@ -133,6 +137,7 @@ class IngestBook(Book):
         connection.execute(sa.update(steps).where(later).values(superseded=True))
         newer = sa.and_(checkpoints.c.job_id == job_id, checkpoints.c.step > to_step)
         connection.execute(sa.update(checkpoints).where(newer).values(superseded=True))
+        self._unfold(connection, batch, to_step)
         query = sa.select(steps).where(steps.c.job_id == job_id, steps.c.superseded.is_(False)).order_by(steps.c.step.desc()).limit(1)
         row = connection.execute(query).one_or_none()
         batch.step = 0 if row is None else row.step
@@ -184,8 +189,14 @@ class IngestBook(Book):
             connection.execute(sa.insert(job_events), batch.events)
         batch.steps, batch.events = [], []
 
+    def _unfold(self, connection: sa.Connection, batch: _Batch, to_step: int) -> None:
+        """Steps after `to_step` count no more, or no longer as they were."""
+        forget(connection, batch.job.id, to_step)
+        batch.folded = min(batch.folded, to_step)
+
     def _write(self, connection: sa.Connection, batch: _Batch) -> None:
         self._flush(connection, batch)
+        fold(connection, batch.job.id, batch.folded, batch.step)
         connection.execute(
             sa.update(jobs)
             .where(jobs.c.id == batch.job.id)

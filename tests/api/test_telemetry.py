@@ -11,11 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from api.buckets import thin
-from grpo_engine.contract.view import MetricSeries
 from tests.api.conftest import Hand, Server, create, event, eventually, step_event
 from worker.engine import cap_log
 
@@ -86,21 +82,6 @@ class TestMetrics:
         hand.ingest(job, step_event(1, 11, 13))
         shown = client.get(f"{JOBS}/{job}/metrics/integrity").json()
         assert (shown["missing_steps"], shown["is_complete"]) == ([11, 12], False)
-
-
-@given(st.lists(st.floats(), min_size=1, max_size=200), st.integers(1, 50))
-def test_buckets_lose_no_step_and_no_extreme(values: list[float], resolution: int) -> None:
-    points = list(enumerate(values, start=3))
-    series = MetricSeries.model_validate(thin(KL, points, resolution))
-    assert len(series.buckets) <= resolution
-    assert sum(bucket.count for bucket in series.buckets) == len(points)
-    finite = [value for value in values if math.isfinite(value)]
-    highest = [bucket.max.value for bucket in series.buckets if bucket.max is not None]
-    lowest = [bucket.min.value for bucket in series.buckets if bucket.min is not None]
-    assert max((value for value in highest if isinstance(value, float)), default=None) == max(finite, default=None)
-    assert min((value for value in lowest if isinstance(value, float)), default=None) == min(finite, default=None)
-    assert series.buckets[0].first.step == points[0][0]
-    assert series.buckets[-1].last.step == points[-1][0]
 
 
 class TestControl:
