@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from api.sse import StreamLimits, StreamSlots
 from api.strict_json import loads_object
 from api.verify import VerifiedFiles
 from grpo_engine.contract.error import InvalidRequest, UnsupportedMediaType
+from grpo_engine.contract.nearest import nearest
 from grpo_engine.grader import ProcessPool
 from jobs.artifacts import Artifacts
 from jobs.ledger import Ledger
@@ -94,8 +94,8 @@ def known_query(request: Request) -> None:
         seen.add(name)
         if name in known or (name.endswith("]") and f"{name.partition('[')[0]}[]" in known):
             continue
-        near = difflib.get_close_matches(name, known, n=1)
-        remedy = f"did you mean {near[0]!r}?" if near else "remove it"
+        near = nearest(name, known)
+        remedy = f"did you mean {near!r}?" if near else "remove it"
         raise InvalidRequest(f"unknown query parameter {name[:64]!r}; {remedy}", param=name[:64])
 
 

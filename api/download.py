@@ -77,6 +77,13 @@ def tar_response(folder: str, files: Sequence[OpenFile], *, etag: str) -> Respon
     return StreamingResponse(_tar(heads, files), headers=headers, media_type="application/x-tar")
 
 
+def without_body(response: Response, files: Sequence[OpenFile]) -> Response:
+    """The answer to a HEAD: the same status and headers; the files are not read."""
+    for opened in files:
+        opened.file.close()
+    return Response(status_code=response.status_code, headers=dict(response.headers))
+
+
 def _parse_range(header: str, size: int) -> tuple[int, int]:
     """Start and end (exclusive)."""
     refused = {"content-range": f"bytes */{size}"}

@@ -7,12 +7,13 @@ An unknown `GRPO_` variable is an error, so that a misspelt setting cannot be ig
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
+
+from grpo_engine.contract.nearest import nearest
 
 FOREIGN_VARIABLES = frozenset({"GRPO_JOB_ID", "GRPO_EPOCH", "GRPO_SUPERVISOR", "GRPO_RUN_DIR", "GRPO_BASE_URL"})
 """Variables with our prefix that are not settings: marks on engine processes, and the client's server address."""
@@ -128,8 +129,8 @@ class Settings:
             if not variable.startswith("GRPO_") or variable in FOREIGN_VARIABLES:
                 continue
             if variable not in names:
-                near = difflib.get_close_matches(variable, names, n=1)
-                raise SettingsError(f"{variable} is no setting; " + (f"did you mean {near[0]}?" if near else "unset it"))
+                near = nearest(variable, names, prefix="GRPO_")
+                raise SettingsError(f"{variable} is no setting; " + (f"did you mean {near}?" if near else "unset it"))
             values[names[variable]] = _parse(variable, text, hints[names[variable]])
         values.update({name: value for name, value in overrides.items() if value is not None})
         return cls(**values).resolved()

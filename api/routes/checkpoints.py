@@ -7,12 +7,12 @@ import shutil
 from contextlib import ExitStack
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query
+from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.responses import Response
 
 from api.auth import requires
 from api.deps import Services, ServicesDep
-from api.download import OpenFile, file_response, open_file, tar_response
+from api.download import OpenFile, file_response, open_file, tar_response, without_body
 from api.openapi import produces
 from api.present import answer, checkpoint_view
 from api.routes.jobs import JobId
@@ -57,11 +57,13 @@ def get(job_id: JobId, checkpoint_id: CheckpointId, services: ServicesDep) -> Re
     return answer(checkpoint_view(record, services.ledger.promotions_of([record.id]).get(record.id)))
 
 
+@router.head("/{checkpoint_id}/content", include_in_schema=False)
 @router.get("/{checkpoint_id}/content", response_class=Response, responses=_CONTENT)
 @requires("read")
 def content(
     job_id: JobId,
     checkpoint_id: CheckpointId,
+    request: Request,
     services: ServicesDep,
     file: Annotated[str | None, Query(max_length=256)] = None,
     range_header: Annotated[str | None, Header(alias="range", max_length=200)] = None,
@@ -74,7 +76,8 @@ def content(
         with ExitStack() as stack:
             opened = [_open(services, record, member, stack) for member in record.files]
             stack.pop_all()
-        return tar_response(f"{record.job_id}-{record.name}", opened, etag=f'"{record.id}"')
+        whole = tar_response(f"{record.job_id}-{record.name}", opened, etag=f'"{record.id}"')
+        return without_body(whole, opened) if request.method == "HEAD" else whole
     member = next((member for member in record.files if member["name"] == file), None)
     if member is None:
         names = ", ".join(member["name"] for member in record.files)
@@ -83,7 +86,8 @@ def content(
         one = _open(services, record, member, stack)
         stack.pop_all()
     kind = mimetypes.guess_type(member["name"])[0] or "application/octet-stream"
-    return file_response(one, range_header=range_header, if_range=if_range, etag=f'"{member["sha256"]}"', media_type=kind)
+    response = file_response(one, range_header=range_header, if_range=if_range, etag=f'"{member["sha256"]}"', media_type=kind)
+    return without_body(response, [one]) if request.method == "HEAD" else response
 
 
 @router.delete("/{checkpoint_id}", response_model=Deleted)

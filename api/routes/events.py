@@ -43,7 +43,7 @@ def stream(
     job_id: JobId, services: ServicesDep, caller: CallerDep, last_event_id: Annotated[str | None, Header(max_length=80)] = None
 ) -> Response:
     """The same as server-sent events, oldest first, until the job has ended. `Last-Event-ID` goes on after that event; 204 when
-    nothing follows it."""
+    the job has ended and nothing follows it; 422 for an id the job has not reached."""
     job = services.ledger.get_job(job_id)
     number = 0
     if last_event_id is not None:
@@ -53,4 +53,7 @@ def stream(
             raise InvalidRequest(error.message, param="last-event-id") from error
     if job.is_terminal and number and not services.ledger.events(job_id, after=number, limit=1).data:
         return Response(status_code=204)
+    newest = services.ledger.events(job_id, limit=1, order="desc").data
+    if number > (newest[0].number if newest else 0):
+        raise InvalidRequest("the job has no such event; send the id of the last event you have, or none", param="last-event-id")
     return EventStream(event_frames(services, job_id, number), services.slots, caller.key_id)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from api.auth import requires
 from api.deps import ServicesDep
-from api.download import file_response, open_file
+from api.download import file_response, open_file, without_body
 from api.files import PURPOSE, keep, require_space
 from api.openapi import produces
 from api.present import answer, file_view
@@ -68,6 +68,7 @@ def get(file_id: FileId, services: ServicesDep) -> Response:
     return answer(file_view(services.ledger.get_file(file_id)))
 
 
+@router.head("/{file_id}/content", include_in_schema=False)
 @router.get(
     "/{file_id}/content",
     response_class=Response,
@@ -76,6 +77,7 @@ def get(file_id: FileId, services: ServicesDep) -> Response:
 @requires("read")
 def content(
     file_id: FileId,
+    request: Request,
     services: ServicesDep,
     range_header: Annotated[str | None, Header(alias="range", max_length=200)] = None,
     if_range: Annotated[str | None, Header(max_length=200)] = None,
@@ -84,7 +86,8 @@ def content(
     record = services.ledger.get_file(file_id)
     opened = open_file(services.artifacts.file_content(file_id), record.filename)
     kind = "application/octet-stream"
-    return file_response(opened, range_header=range_header, if_range=if_range, etag=f'"{record.sha256}"', media_type=kind)
+    response = file_response(opened, range_header=range_header, if_range=if_range, etag=f'"{record.sha256}"', media_type=kind)
+    return without_body(response, [opened]) if request.method == "HEAD" else response
 
 
 @router.delete("/{file_id}", response_model=Deleted)

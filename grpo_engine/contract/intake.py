@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pydantic_core import ErrorDetails
 from grpo_engine.contract.base import BROKEN_RULE
 from grpo_engine.contract.error import GrpoError, InvalidRequest, UnsupportedMethod
 from grpo_engine.contract.job import BETA_ALIASES, JobSpec
+from grpo_engine.contract.nearest import nearest
 from grpo_engine.contract.presets import apply_preset
 from grpo_engine.contract.reinforcement import place_in_reinforcement, translate_reinforcement
 from grpo_engine.contract.support import refuse_unsupported
@@ -129,8 +129,8 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel], param: str) -> str:
     kind, where = detail["type"], param or "the body"
     if kind == "extra_forbidden":
         name = str(detail["loc"][-1])
-        near = difflib.get_close_matches(name, set(_field_names(model)), n=1)
-        return f"unknown key {where!r}; " + (f"did you mean {near[0]!r}?" if near else "remove it")
+        near = nearest(name, set(_field_names(model)))
+        return f"unknown key {where!r}; " + (f"did you mean {near!r}?" if near else "remove it")
     if kind == "missing":
         return f"{where} is required; add it"
     if kind == "value_error":

@@ -68,6 +68,15 @@ def test_the_tar_holds_the_listed_files_in_one_folder(client: httpx.Client, save
     assert found == FILES
 
 
+def test_head_tells_what_a_download_would_be(client: httpx.Client, saved: tuple[str, Path]) -> None:
+    for query in ("", "?file=config.json"):
+        head, got = client.head(f"{saved[0]}/content{query}"), client.get(f"{saved[0]}/content{query}")
+        assert (head.status_code, head.content) == (200, b"")
+        for name in ("content-length", "content-type", "etag", "content-disposition"):
+            assert head.headers[name] == got.headers[name], name
+        assert len(got.content) == int(head.headers["content-length"])
+
+
 def test_one_file_whole_and_in_two_ranges(client: httpx.Client, saved: tuple[str, Path]) -> None:
     path, content = f"{saved[0]}/content?file=model.safetensors", FILES["model.safetensors"]
     whole = client.get(path)

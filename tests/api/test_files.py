@@ -42,6 +42,16 @@ def test_an_upload_comes_back_byte_for_byte(client: httpx.Client) -> None:
     assert got.headers["etag"] == f'"{file["sha256"]}"'
 
 
+def test_head_tells_what_a_download_would_be(client: httpx.Client) -> None:
+    path = f"{FILES}/{upload(client)}/content"
+    for headers, status in (({}, 200), ({"range": "bytes=0-9"}, 206), ({"range": "bytes=999999-"}, 416)):
+        head, got = client.head(path, headers=headers), client.get(path, headers=headers)
+        assert (head.status_code, got.status_code, head.content) == (status, status, b"")
+        for name in ("content-length", "content-type", "etag", "accept-ranges", "content-range"):
+            assert head.headers.get(name) == got.headers.get(name), name
+    assert client.head(f"{FILES}/file-none/content").status_code == 404
+
+
 MALFORMED = jsonl(ROWS[:16]) + b'{"prompt": "17 + 17 = ", "answer": \n' + jsonl(ROWS[17:])
 
 BAD: list[tuple[str, bytes, str]] = [

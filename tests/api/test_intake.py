@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from grpo_engine.contract import intake
 from grpo_engine.contract.error import GrpoError, InvalidRequest
 from grpo_engine.contract.intake import resolve_spec
+from grpo_engine.contract.nearest import nearest
 
 EXAMPLE: dict[str, Any] = json.loads((Path(__file__).parents[2] / "examples" / "arithmetic.json").read_bytes())
 GRADER = {"type": "string_check", "reference": "{{item.answer}}", "operation": "eq"}
@@ -176,3 +177,20 @@ def test_a_spec_with_anything_anywhere_is_resolved_or_refused(data: st.DataObjec
     except GrpoError as error:
         refusal = error
     assert refusal is None or (refusal.message and 400 <= refusal.status < 500)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("bta", "beta"), ("betta", "beta"), ("sufix", "suffix"), ("learning_rat", "learning_rate"), ("num_step", "num_steps"),
+        ("estimater", "estimator"), ("epochs", None), ("batch_size", None), ("gpu_type", None), ("x", None), ("lr", None),
+    ],
+)  # fmt: skip
+def test_only_a_key_that_is_alike_is_suggested(written: str, meant: str | None) -> None:
+    known = ["beta", "suffix", "learning_rate", "num_steps", "estimator", "eps", "every", "betas", "type", "group_size", "max", "seed"]
+    assert nearest(written, known) == meant
+
+
+def test_a_common_prefix_is_no_likeness() -> None:
+    assert nearest("GRPO_COLOUR", ["GRPO_HOST", "GRPO_PORT", "GRPO_SLOTS"], prefix="GRPO_") is None
+    assert nearest("GRPO_SLOT", ["GRPO_HOST", "GRPO_PORT", "GRPO_SLOTS"], prefix="GRPO_") == "GRPO_SLOTS"

@@ -175,6 +175,31 @@ def test_a_bad_last_event_id_is_named(client: httpx.Client, stream: str) -> None
     assert answer.json()["error"]["param"] == "last-event-id"
 
 
+@pytest.mark.parametrize(("stream", "last"), [("metrics", "1-3"), ("metrics", "2-1"), ("metrics", "9-9"), ("events", "ftevent-999999")])
+def test_an_id_the_job_has_not_reached_is_refused(client: httpx.Client, hand: Hand, stream: str, last: str) -> None:
+    job_id = create(client)
+    epoch = hand.start(job_id)
+    hand.ingest(job_id, step_event(epoch, 1, 1), step_event(epoch, 2, 2))
+    answer = client.get(f"{JOBS}/{job_id}/{stream}/stream", headers={"last-event-id": last})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "last-event-id")
+
+
+@pytest.mark.parametrize("known_to", ["redis", "file"])
+def test_an_id_ahead_of_the_database_goes_on(client: httpx.Client, server: Server, hand: Hand, known_to: str) -> None:
+    job_id = create(client)
+    epoch = hand.start(job_id)
+    hand.ingest(job_id, step_event(epoch, 1, 1))
+    ahead = step_event(epoch, 2, 2)
+    if known_to == "redis":
+        hand.publish(job_id, step_event(epoch, 1, 1), ahead)
+    else:
+        path = server.app.state.services.artifacts.events_path(job_id, epoch)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("damaged\n" + ahead.to_line() + "\ndamaged, too\n")
+    with client.stream("GET", f"{JOBS}/{job_id}/metrics/stream", headers={"last-event-id": f"{epoch}-2"}) as answer:
+        assert answer.status_code == 200
+
+
 def test_readers_that_leave_free_their_slot_and_their_redis_connection(
     server: Server, client: httpx.Client, hand: Hand, valkey: ValkeyServer
 ) -> None:

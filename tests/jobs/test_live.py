@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import time
+from fnmatch import fnmatch
 
 import pytest
 import redis
@@ -13,6 +15,7 @@ from grpo_engine.contract.command import Command
 from grpo_engine.contract.error import Unavailable
 from jobs import keys
 from jobs.live import MAX_NUMBER, AsyncLive, Lease, Live, WantedNote
+from jobs.probes import AskerBoard, ProbeAnswer, ProbeOrder, WorkerBoard
 from jobs.queue import Publisher, make_app, message_ids, queue_of, task_id
 from jobs.settings import Settings
 from tests.conftest import ValkeyServer, free_port
@@ -79,7 +82,7 @@ def test_wanted_dispatch_commands_and_lease(live: Live) -> None:
     assert live.lease(JOB) is None
 
 
-def test_every_key_has_a_time_to_live(live: Live, valkey: ValkeyServer) -> None:
+def test_every_key_has_a_time_to_live(live: Live, settings: Settings, valkey: ValkeyServer) -> None:
     live.publish_event(JOB, "{}", 1, 1)
     live.set_wanted(JOB, 1, "run")
     live.put_dispatch(JOB, 1, "{}")
@@ -88,10 +91,26 @@ def test_every_key_has_a_time_to_live(live: Live, valkey: ValkeyServer) -> None:
     live.worker_heartbeat("w", {"host": "h"})
     live.set_generation("g")
     live.dispatcher_heartbeat({"pid": 1})
+    assert live.add_spending({"key:a": 3}, 7) == {"key:a": (3, 0)}
+    assert live.add_spending({"key:a": 0}, 8) == {"key:a": (0, 3)}
+    live.post_notice("{}")
+    asker, worker = AskerBoard(settings), WorkerBoard(settings)
+
+    async def ask() -> None:
+        for probe_id in ("a", "b", "c"):
+            await asker.post(probe_id, ProbeOrder({}, {}, 1.0))
+        await asker.aclose()
+
+    asyncio.run(ask())
+    worker.take("b", "w")
+    worker.finish("c", ProbeAnswer())
+    worker.close()
     live.ping()
     with redis.Redis.from_url(valkey.url, decode_responses=True) as client:
         found = sorted(client.scan_iter())
-        assert len(found) == len(keys.KEYS)
+        written = {re.sub(r"<[a-z]+>", "*", key.pattern) for key in keys.KEYS}
+        assert {pattern for pattern in written if not any(fnmatch(key, pattern) for key in found)} == set()
+        assert [key for key in found if not any(fnmatch(key, pattern) for pattern in written)] == []
         assert [key for key in found if client.ttl(key) < 0] == []
 
 
