@@ -41,7 +41,11 @@ class Settings:
     api_key: str = ""
     """A key with every scope, for the first start; further keys live in the database. Empty = none."""
     remote_grader_hosts: tuple[str, ...] = ()
-    """Hosts a remote grader may be called on; empty = remote graders are refused."""
+    """Hosts a remote grader may be called on, as `host` (port 443) or `host:port`; empty = remote graders are refused."""
+    remote_grader_secret_file: Path | None = None
+    """File with the secrets that sign remote graders' requests, one `whsec_...` a line; needed with hosts."""
+    remote_grader_allow_private: bool = False
+    """Whether remote graders may be called over http and at addresses that are not public."""
 
     webhook_allow_private: bool = False
     """Whether webhooks may be sent over http and to addresses that are not public. Off: https and public addresses only."""
@@ -49,6 +53,13 @@ class Settings:
     """Pause after the first failed try of a delivery; five times longer each time, at most 6 h."""
     webhook_max_tries: int = 8
     """Tries of a delivery before it is given up."""
+
+    mlflow_url: str = ""
+    """MLflow tracking server every job's telemetry is carried to; empty = none."""
+    mlflow_experiment: str = "grpo"
+    """Experiment the runs are in; made when there is none."""
+    mlflow_token: str = ""
+    """Bearer token for it; empty = none."""
 
     queues: tuple[str, ...] = ("auto",)
     """Celery queues this worker serves; `auto` = grpo-cpu, and grpo-gpu where an NVIDIA GPU is there."""
@@ -166,8 +177,19 @@ class Settings:
             raise SettingsError("DATABASE_URL must begin with sqlite:// or postgresql://")
         if self.rate_limit_per_minute < 0 or self.refused_limit_per_minute < 0:
             raise SettingsError("GRPO_RATE_LIMIT_PER_MINUTE and GRPO_REFUSED_LIMIT_PER_MINUTE must be 0 (no limit) or more")
+        if self.mlflow_url and not self.mlflow_url.startswith(("http://", "https://")):
+            raise SettingsError("GRPO_MLFLOW_URL must begin with http:// or https://")
+        if self.remote_grader_hosts and self.remote_grader_secret_file is None:
+            raise SettingsError("GRPO_REMOTE_GRADER_HOSTS needs GRPO_REMOTE_GRADER_SECRET_FILE, the file of secrets that sign the requests")
         if not 0 <= self.port <= 65535:
             raise SettingsError(f"GRPO_PORT is {self.port}; give a port from 0 to 65535")
+
+    def remote_graders(self) -> dict[str, Any] | None:
+        """What remote graders may do, as contract.grader.RemotePolicy has it; None = none may be called."""
+        if not self.remote_grader_hosts:
+            return None
+        secret_file, hosts = str(self.remote_grader_secret_file), list(self.remote_grader_hosts)
+        return {"hosts": hosts, "secret_file": secret_file, "allow_private": self.remote_grader_allow_private}
 
     def to_env(self) -> dict[str, str]:
         """The variables that make `from_env` return these settings, for child processes."""

@@ -18,6 +18,8 @@ from api.openapi import produces
 from api.present import as_float
 from api.served_queues import unserved
 from grpo_engine.contract.error import GrpoError
+from jobs.exporters.mlflow import NAME as MLFLOW
+from jobs.exporters.watermarks import Watermarks
 from jobs.lifecycle import State
 
 public = APIRouter(tags=["health"])
@@ -39,14 +41,15 @@ def healthz() -> dict[str, str]:
 @public.get("/readyz", responses=produces("application/json", status=503))
 def readyz(services: ServicesDep) -> Response:
     """Database, Redis, a dispatcher, a live worker, and disk. 503 when jobs could not be accepted or run; what is down says so by
-    name. `warnings` tells of jobs that wait in a queue no live worker serves; the server is ready for others."""
+    name. `warnings` tells of jobs that wait in a queue no live worker serves, and of
+    an MLflow that takes no telemetry; the server is ready nevertheless."""
     checks = {
         "database": _database(services), "redis": _redis(services), "dispatcher": _dispatcher(services), "worker": _worker(services),
         "disk": _disk(services),
     }  # fmt: skip
     is_ready = all(check == "ok" for check in checks.values())
     headers = {} if is_ready else {"retry-after": "5"}
-    shown = {"status": "ready" if is_ready else "not_ready", "checks": checks, "warnings": _unserved(services)}
+    shown = {"status": "ready" if is_ready else "not_ready", "checks": checks, "warnings": [*_unserved(services), *_held_up(services)]}
     return JSONResponse(shown, 200 if is_ready else 503, headers)
 
 
@@ -126,6 +129,17 @@ def _unserved(services: Services) -> list[str]:
         return []  # `checks` names the database already
     plural = {1: "job waits"}
     return [f"{number} {plural.get(number, 'jobs wait')}: {unserved(queue)}" for queue, number in waiting.items() if not slots.get(queue)]
+
+
+def _held_up(services: Services) -> list[str]:
+    """What keeps telemetry from another system."""
+    if not services.settings.mlflow_url:
+        return []
+    try:
+        alarm = Watermarks(services.ledger.database, MLFLOW).alarm()
+    except GrpoError:
+        return []  # `checks` names the database already
+    return [] if alarm is None else [alarm]
 
 
 def _worker(services: Services) -> str:

@@ -21,6 +21,7 @@ from jobs.dispatcher.reaper import Reaper
 from jobs.dispatcher.retention import Retention
 from jobs.dispatcher.stall import StallWatch
 from jobs.dispatcher.watch import RedisWatch
+from jobs.exporters.mlflow import MlflowExporter
 from jobs.ledger import JobRecord, Ledger, open_ledger
 from jobs.ledger.attempts import LIVE_STATES
 from jobs.lifecycle import State
@@ -50,6 +51,7 @@ class Dispatcher:
         self._reaper = Reaper(ledger, live, settings, self._intake, self.watch, monotonic)
         self._retention = Retention(ledger)
         self._courier = Courier(ledger, settings, monotonic)
+        self._mlflow = MlflowExporter(ledger, settings, monotonic)
         self._stall = StallWatch(ledger, settings, monotonic)
         self._to_sweep: dict[str, float] | None = None
         self._complaints: dict[str, str] = {}
@@ -75,6 +77,7 @@ class Dispatcher:
     def close(self) -> None:
         """Let go of everything."""
         self._courier.close()
+        self._mlflow.close()
         self._outbox.close()
         self._live.close()
         self._ledger.close()
@@ -96,6 +99,7 @@ class Dispatcher:
                 self._guard(job.id, partial(self._outbox.dispatch, job))
         self._guard("the stall watch", lambda: self._stall.look(active))
         self._guard("webhooks", self._courier.turn)
+        self._guard("MLflow", self._mlflow.turn)
         self._intake.forget(active)
         self._retire(active)
 
