@@ -14,6 +14,7 @@ from api.catalogue import find_model, require_disk
 from api.deps import Services
 from api.environments import admit_environment
 from api.files import training_path
+from api.grader_means import means_of
 from api.weights import base_model, find_weights
 from grpo_engine.contract.error import InvalidRequest, NotFound
 from grpo_engine.contract.intake import named_as_written, resolve_spec
@@ -78,7 +79,7 @@ def _admit(spec: JobSpec, services: Services, files: _Files, promised_bytes: int
         _require_model(named.removeprefix(_NAMED_MODEL), services)
     grader = spec.method.grpo.grader
     if grader is not None:
-        check_grader(grader)
+        check_grader(grader, means=means_of(settings))
     path, num_rows = None, 0
     if spec.training_file is not None:
         path, rows, num_rows = files.rows(spec, "training_file", spec.training_file)
@@ -106,7 +107,7 @@ def _admit_held_out(spec: JobSpec, files: _Files) -> Path | None:
     if spec.validation_file is None or grpo.evaluation is None:
         return None
     if grpo.evaluation.grader is not None:
-        check_grader(grpo.evaluation.grader, _GOLD)
+        check_grader(grpo.evaluation.grader, _GOLD, means=means_of(files.services.settings))
     path, rows, _ = files.rows(spec, "validation_file", spec.validation_file)
     if grpo.evaluation.grader is not None:
         check_templates(grpo.evaluation.grader, rows, _GOLD)

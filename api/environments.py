@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 from api.deps import Services
+from api.grader_means import means_of
 from grpo_engine.contract.environment import Environment
 from grpo_engine.contract.job import JobSpec
 from grpo_engine.environment import held_out, package_version, training, write_rows
@@ -27,7 +28,7 @@ def admit_environment(spec: JobSpec, services: Services) -> tuple[Path, Path | N
     """Files of the training rows and of the held-out rows, and how many the former are. Raises InvalidRequest naming the field."""
     gold = None if spec.method.grpo.evaluation is None else spec.method.grpo.evaluation.grader
     if gold is not None:
-        check_grader(gold, _GOLD)
+        check_grader(gold, _GOLD, means=means_of(services.settings))
     environment, kept_apart = training(spec), held_out(spec)
     path = _file(environment, services)
     validation = None if kept_apart is None else _file(kept_apart, services)

@@ -25,7 +25,7 @@ from grpo_engine.diagnostics import Detectors
 from grpo_engine.environment import training_grader, with_environment_files
 from grpo_engine.evaluation import Evaluator
 from grpo_engine.events import EventLog
-from grpo_engine.grader import GraderPool, make_grader
+from grpo_engine.grader import GraderPool, Means, make_grader
 from grpo_engine.learner import Learner
 from grpo_engine.models import model_folder
 from grpo_engine.optimizer import Optimizer
@@ -64,11 +64,12 @@ def assemble(dispatch: Dispatch, run_dir: Path, log: EventLog, ranks: Ranks = AL
     held_out = None
     if grpo.evaluation is not None:
         held_out = read_rows(_data_file(run_dir, dispatch.validation_file, VALIDATION_FILE), grpo.data, param=VALIDATION_FILE)
+    means = Means(dispatch.remote_graders)
     with ExitStack() as open_graders:
-        grader = open_graders.enter_context(training_grader(dispatch.spec))
+        grader = open_graders.enter_context(training_grader(dispatch.spec, means))
         gold = grader
         if grpo.evaluation is not None and grpo.evaluation.grader is not None:
-            gold = open_graders.enter_context(make_grader(grpo.evaluation.grader))
+            gold = open_graders.enter_context(make_grader(grpo.evaluation.grader, means=means))
         ranks.first(lambda: _fetch_model(dispatch, log))
         policy = _load_policy(dispatch, run_dir, device, log)
         _check_same_model(ranks, policy)

@@ -115,7 +115,8 @@ def read_dispatch(attempt: Attempt, live: Live, artifacts: Artifacts, settings: 
         if note.get(name) is not None
     }
     model_dir = None if settings.model_dir is None else str(settings.model_dir)
-    place = {"job_id": attempt.job_id, "epoch": attempt.epoch, "cache_dir": str(artifacts.cache_dir), "model_dir": model_dir}
+    place = {"job_id": attempt.job_id, "epoch": attempt.epoch, "cache_dir": str(artifacts.cache_dir), "model_dir": model_dir,
+             "remote_graders": settings.remote_graders()}  # fmt: skip
     return Dispatch.model_validate_json(json.dumps({**note, **paths, **place}))
 
 

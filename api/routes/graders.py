@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from api.auth import requires
 from api.buckets import spelled
 from api.deps import BodyDep, ServicesDep
+from api.grader_means import means_of
 from api.openapi import json_request
 from api.present import answer
 from grpo_engine.contract.base import Strict
@@ -44,9 +45,9 @@ class ValidateRequest(Strict):
 def run(body: BodyDep, services: ServicesDep) -> Response:
     """Score one sample. A grader that gives no number answers with reward null and says why in `metadata.errors`."""
     asked = validate_body(RunRequest, body)
-    check_grader(asked.grader, "grader")
+    check_grader(asked.grader, "grader", means=means_of(services.settings))
     started = time.perf_counter()
-    with make_grader(asked.grader, pool=services.grader_pool) as grader:
+    with make_grader(asked.grader, pool=services.grader_pool, means=means_of(services.settings)) as grader:
         score = grader.score([(asked.item, asked.model_sample, {})])[0]
     metadata = {
         "name": asked.grader.name,
@@ -65,10 +66,10 @@ def run(body: BodyDep, services: ServicesDep) -> Response:
 
 @router.post("/validate", openapi_extra=json_request(ValidateRequest))
 @requires("submit")
-def validate(body: BodyDep) -> Response:
+def validate(body: BodyDep, services: ServicesDep) -> Response:
     """Whether the grader is well formed; echoes it with its defaults."""
     asked = validate_body(ValidateRequest, body)
-    check_grader(asked.grader, "grader")
+    check_grader(asked.grader, "grader", means=means_of(services.settings))
     return JSONResponse({"grader": asked.grader.model_dump(mode="json")})
 
 

@@ -27,12 +27,12 @@ from grpo_engine.contract.webhook_view import (
     WebhookEventTypes,
     WebhookTestResult,
 )
+from grpo_engine.outbound.address import AddressRefused, check_url
+from grpo_engine.outbound.signature import hint, new_secret
 from jobs.ledger.deliveries import DeliveryRecord, NewDelivery
 from jobs.ledger.webhooks import EndpointRecord
-from jobs.webhooks.address import AddressRefused, check_url
 from jobs.webhooks.events import EVENT_TYPES, sample
 from jobs.webhooks.sender import TIMEOUT_S, Sender
-from jobs.webhooks.signature import hint, new_secret
 
 router = APIRouter(prefix="/v1", tags=["webhooks"])
 

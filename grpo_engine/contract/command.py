@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from grpo_engine.contract.base import NonNegativeFloat, PositiveFloat, PositiveInt, Strict
+from grpo_engine.contract.grader import RemotePolicy
 from grpo_engine.contract.job import JobSpec
 
 
@@ -28,6 +29,8 @@ class Dispatch(Strict):
     """Where converted models are kept; null = the user's cache."""
     model_dir: str | None = None
     """Folder below which local models may be named; null = any local folder."""
+    remote_graders: RemotePolicy | None = None
+    """What remote graders may do; null = none may be called."""
 
 
 class Command(Strict):

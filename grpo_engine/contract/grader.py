@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from grpo_engine.contract.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Strict, broken_rule
+from grpo_engine.contract.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Strict, broken_rule
 
 Template = Annotated[str, Field(max_length=4096)]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
@@ -187,14 +187,37 @@ class LabelModel(Strict):
     passing_labels: Annotated[list[str], Field(max_length=256)]
 
 
-class Remote(Strict):
-    """An HTTPS service on the operator's allow-list scores the completion. Not carried out yet."""
+class Remote(_Part):
+    """An HTTPS service on the operator's allow-list scores the completion: see docs/graders.md for the exchange."""
 
     type: Literal["remote"]
     name: Name = "remote"
-    url: Annotated[str, Field(pattern=r"^https://", max_length=2048)]
-    timeout_s: PositiveFloat = 10.0
-    retries: Annotated[int, Field(ge=0, le=10)] = 2
+    url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)]
+    batch_size: Annotated[int, Field(ge=1, le=256)] = 16
+    """Completions of one request; those of a prompt stand together."""
+    range: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    """Lowest and highest score; one outside is a fault. null = any within +-1,000,000."""
+    timeout_s: Annotated[float, Field(gt=0, le=60)] = 10.0
+    """For one try, from first to last byte."""
+    retries: Annotated[int, Field(ge=0, le=5)] = 2
+    """Further tries after no answer, 429 or 5xx."""
+
+    @model_validator(mode="after")
+    def _range_is_ordered(self) -> Remote:
+        if self.range is not None and not self.range[0] < self.range[1]:
+            raise broken_rule("range", "range must be [lowest, highest] with lowest below highest")
+        return self
+
+
+class RemotePolicy(Strict):
+    """What the operator allows remote graders."""
+
+    hosts: list[str]
+    """`host` (port 443) or `host:port`."""
+    secret_file: str
+    """File with the secrets that sign requests, one `whsec_...` a line."""
+    allow_private: bool = False
+    """Whether http and addresses that are not public are allowed."""
 
 
 class Python(Strict):
@@ -256,7 +279,8 @@ def unsupported_graders(grader: Grader, at: str) -> Iterator[tuple[str, str]]:
             yield from unsupported_graders(part, f"{at}.graders.{name}")
     elif isinstance(grader, Python):
         yield f"{at}.type", "'python' never will be: code from a job is not run here; use the declarative graders or an installed plug-in"
-    elif isinstance(grader, ScoreModel | LabelModel | Remote):
-        yield f"{at}.type", f"{grader.type!r} is described only; use the declarative graders or an installed plug-in"
+    elif isinstance(grader, ScoreModel | LabelModel):
+        remedy = "put the judge behind a remote grader, or use the declarative graders or an installed plug-in"
+        yield f"{at}.type", f"{grader.type!r} is described only; {remedy}"
     elif isinstance(grader, TextSimilarity) and grader.evaluation_metric in _NOT_YET:
         yield f"{at}.evaluation_metric", f"instead of {grader.evaluation_metric!r} use fuzzy_match, rouge_1 to rouge_5, rouge_l or gleu"

@@ -18,7 +18,7 @@ from grpo_engine.contract.command import Dispatch
 from grpo_engine.contract.environment import Environment
 from grpo_engine.contract.error import InvalidRequest
 from grpo_engine.contract.job import JobSpec
-from grpo_engine.grader import GraderPool, make_grader
+from grpo_engine.grader import GraderPool, Means, make_grader
 from grpo_engine.grader.pool import DEFAULT_DEADLINE_S, DEFAULT_SIZE, ProcessPool
 from grpo_engine.grader.process import DeadlinePassed, GraderProcess, ProcessDied
 from grpo_engine.grader.wire import encode
@@ -50,10 +50,10 @@ def held_out(spec: JobSpec) -> Environment | None:
     return environment.model_copy(update={"seed": environment.seed + environment.size, "size": evaluation.max_prompts})
 
 
-def training_grader(spec: JobSpec) -> GraderPool:
+def training_grader(spec: JobSpec, means: Means) -> GraderPool:
     """What grades the training completions: the job's grader, or its environment's scorer. Raises InvalidRequest."""
     grader = spec.method.grpo.grader
-    return make_environment_grader(training(spec)) if grader is None else make_grader(grader)
+    return make_environment_grader(training(spec)) if grader is None else make_grader(grader, means=means)
 
 
 def with_environment_files(dispatch: Dispatch, run_dir: Path) -> Dispatch:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 _PLAIN = (
@@ -22,6 +24,8 @@ _CALLED = frozenset({
 })  # fmt: skip
 _SYMPY = "sympy."
 _MAX_SOURCE = 10_000
+_WATCHED = ("reasoning_gym", "sympy.parsing", "__main__")
+"""Modules that may hand a completion to `eval`."""
 _SYMPY_NAMES = "from sympy import *"
 """What SymPy's parser executes to know its own names."""
 _eval, _exec = builtins.eval, builtins.exec
@@ -33,12 +37,40 @@ class Refused(ValueError):
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Within the block `eval` is `plain_eval` and `exec` takes one sentence. For single-threaded processes only."""
-    builtins.eval, builtins.exec = plain_eval, _import_names_only
+    """Within the block, scorers and SymPy's parser get `plain_eval` for `eval`, and an `exec` that takes one sentence.
+
+    Other callers (the import system, dataclasses) evaluate no completion and work as ever. For single-threaded processes only.
+    """
+    builtins.eval, builtins.exec = _eval_of_caller, _exec_of_caller
     try:
         yield
     finally:
         builtins.eval, builtins.exec = _eval, _exec
+
+
+def _eval_of_caller(source: Any, names: Any = None, local_names: Any = None, /) -> Any:
+    frame = sys._getframe(1)
+    if _is_watched(frame):
+        return plain_eval(source, names, local_names)
+    return _eval(source, *_spaces(frame, names, local_names))
+
+
+def _exec_of_caller(source: Any, names: Any = None, local_names: Any = None, /, **options: Any) -> None:
+    frame = sys._getframe(1)
+    if _is_watched(frame) and (source != _SYMPY_NAMES or names is None):
+        raise Refused("nothing is executed")
+    _exec(source, *_spaces(frame, names, local_names), **options)
+
+
+def _is_watched(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith(_WATCHED)
+
+
+def _spaces(frame: FrameType, names: Any, local_names: Any) -> tuple[Any, Any]:
+    """Names as `eval` chooses them: the caller's where none are given."""
+    if names is None:
+        return frame.f_globals, frame.f_locals if local_names is None else local_names
+    return names, names if local_names is None else local_names
 
 
 def plain_eval(source: Any, names: Mapping[str, Any] | None = None, local_names: Mapping[str, Any] | None = None, /) -> Any:
@@ -64,9 +96,3 @@ def _is_mathematical(node: ast.Call, known: Mapping[str, Any]) -> bool:
     if node.keywords or not isinstance(node.func, ast.Name) or node.func.id not in _CALLED:
         return False
     return str(getattr(known.get(node.func.id), "__module__", "")).startswith(_SYMPY)
-
-
-def _import_names_only(source: Any, names: dict[str, Any] | None = None, /, *others: Any, **named: Any) -> None:
-    if source != _SYMPY_NAMES or names is None or others or named:
-        raise Refused("nothing is executed")
-    _exec(source, names)

@@ -8,6 +8,7 @@ from grpo_engine.contract.error import InvalidRequest, NotImplementedYet
 from grpo_engine.contract.grader import Grader, Math, Multi, NumberCheck, Plugin, unsupported_graders
 from grpo_engine.grader.compiled import Leaf, compile_grader, leaves
 from grpo_engine.grader.mathematics import unusable_reference
+from grpo_engine.grader.outside import Means, check_outside
 from grpo_engine.grader.plugin import installed_plugins
 from grpo_engine.grader.sample import MissingField, Sample, View
 from grpo_engine.grader.template import Path, Template, find_in_row
@@ -16,14 +17,16 @@ from grpo_engine.rows.report import Row
 GRADER = "method.grpo.grader"
 
 
-def check_grader(cfg: Grader, at: str = GRADER, *, plugins: Iterable[str] | None = None) -> None:
+def check_grader(cfg: Grader, at: str = GRADER, *, plugins: Iterable[str] | None = None, means: Means | None = None) -> None:
     """Raise InvalidRequest (NotImplementedYet for what is described and not carried out) with the field's path in `param`.
 
-    `plugins` names the plug-ins that the workers have; None = those installed here.
+    `plugins` names the plug-ins that the workers have; None = those installed here. `means`: what graders that leave the process
+    may use; None = nothing.
     """
     for param, remedy in unsupported_graders(cfg, at):
         raise NotImplementedYet(f"{param} is not implemented in this version; {remedy}", param=param)
     _check_plugins(cfg, at, set(installed_plugins() if plugins is None else plugins))
+    check_outside(cfg, at, means or Means())
     compile_grader(cfg, at, load=lambda plugin: lambda item, output_text: 0.0)
 
 

@@ -22,12 +22,13 @@ from grpo_engine.contract.grader import (
     NumberCheck,
     Plugin,
     Regex,
+    Remote,
     Repetition,
     StringCheck,
     TextSimilarity,
 )
+from grpo_engine.grader import outside, shape, text
 from grpo_engine.grader import plugin as plugins
-from grpo_engine.grader import shape, text
 from grpo_engine.grader.formula import parse_formula
 from grpo_engine.grader.sample import MAX_SCORE, GraderFault, MissingField, OutputNotJson, Score, View
 from grpo_engine.grader.schema import compile_schema
@@ -35,7 +36,7 @@ from grpo_engine.grader.template import Template, parse_template
 
 Grade = Callable[[View], tuple[float, dict[str, Any]]]
 LoadPlugin = Callable[[Plugin], plugins.Grade]
-Leaf = StringCheck | Regex | TextSimilarity | NumberCheck | Math | JsonSchema | Length | Format | Repetition | Plugin
+Leaf = StringCheck | Regex | TextSimilarity | NumberCheck | Math | JsonSchema | Length | Format | Repetition | Plugin | Remote
 _IN_PROCESS = (TextSimilarity, Math, JsonSchema, Plugin)
 
 
@@ -61,7 +62,7 @@ def leaves(cfg: Grader, at: str) -> Iterator[LeafTemplates]:
     if isinstance(cfg, Multi):
         for name, part in cfg.graders.items():
             yield from leaves(part, f"{at}.graders.{name}")
-    elif isinstance(cfg, Plugin):
+    elif isinstance(cfg, Plugin | Remote):
         yield LeafTemplates(cfg, at, Template(()), None)
     elif isinstance(cfg, Leaf):
         source = getattr(cfg, "reference", None)
@@ -170,6 +171,8 @@ def _compile_leaf(cfg: Leaf, at: str, load: LoadPlugin) -> Grade:
     if isinstance(cfg, Plugin):
         grade = load(cfg)
         return lambda view: (grade(view.item, view.output_text), {})
+    if isinstance(cfg, Remote):
+        return lambda view: outside.answer_of(view, at)
     (templates,) = leaves(cfg, at)
     render, reference = templates.input.render, templates.reference
     if reference is not None:

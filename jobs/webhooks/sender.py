@@ -6,12 +6,12 @@ import ssl
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import httpcore
 
-from jobs.webhooks import signature
-from jobs.webhooks.address import AddressRefused, check_url, resolve
+from grpo_engine.outbound import signature
+from grpo_engine.outbound.address import AddressRefused, check_url
+from grpo_engine.outbound.connection import GuardedBackend
 
 TIMEOUT_S = 10.0
 ANSWER_BYTES = 16_384
@@ -49,7 +49,7 @@ class Sender:
         deadline = time.monotonic() + self._timeout_s
         try:
             check_url(url, allow_private=self._allow_private)
-            backend = _GuardedBackend(deadline, allow_private=self._allow_private)
+            backend = GuardedBackend(deadline, allow_private=self._allow_private)
             with httpcore.ConnectionPool(ssl_context=self._trust, network_backend=backend, retries=0, max_connections=1) as pool:
                 return _post(pool, url, _headers(identity, body, keys), body)
         except AddressRefused as error:
@@ -90,57 +90,3 @@ def _read_some(stream: Iterable[bytes]) -> None:
 def _retry_after(headers: list[tuple[bytes, bytes]]) -> float | None:
     text = next((value for name, value in headers if name.lower() == b"retry-after"), b"")
     return float(text) if text.isdigit() and len(text) < 7 else None
-
-
-class _GuardedBackend(httpcore.NetworkBackend):
-    """Connects to checked addresses only, and lets nothing outlast the deadline."""
-
-    def __init__(self, deadline: float, *, allow_private: bool) -> None:
-        self._deadline = deadline
-        self._allow_private = allow_private
-        self._plain = httpcore.SyncBackend()
-
-    def connect_tcp(
-        self, host: str, port: int, timeout: float | None = None, local_address: str | None = None, socket_options: Any = None
-    ) -> httpcore.NetworkStream:
-        problem: Exception = OSError(f"{host} has no address")
-        for address in resolve(host, port, allow_private=self._allow_private):
-            try:
-                stream = self._plain.connect_tcp(address, port, timeout=_left(self._deadline))
-            except httpcore.ConnectError as error:
-                problem = error
-            else:
-                return _DeadlineStream(stream, self._deadline)
-        raise problem
-
-
-class _DeadlineStream(httpcore.NetworkStream):
-    """A stream whose every wait ends at the deadline."""
-
-    def __init__(self, stream: httpcore.NetworkStream, deadline: float) -> None:
-        self._stream = stream
-        self._deadline = deadline
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, _left(self._deadline))
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, _left(self._deadline))
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
-    ) -> httpcore.NetworkStream:
-        return _DeadlineStream(self._stream.start_tls(ssl_context, server_hostname, _left(self._deadline)), self._deadline)
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._stream.get_extra_info(info)
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("the time for this delivery is over")
-    return left

@@ -17,13 +17,13 @@ from standardwebhooks import Webhook
 from standardwebhooks.webhooks import WebhookVerificationError
 
 from api.sse import StreamLimits
+from grpo_engine.outbound.address import AddressRefused, check_url, resolve
+from grpo_engine.outbound.signature import new_secret
 from jobs.dispatcher import Dispatcher
 from jobs.dispatcher.courier import Courier
 from jobs.ledger import Ledger
 from jobs.settings import Settings
-from jobs.webhooks.address import AddressRefused, check_url, resolve
 from jobs.webhooks.sender import ANSWER_BYTES, Sender
-from jobs.webhooks.signature import new_secret
 from tests.api.conftest import Hand, Server, create, event, eventually
 from tests.jobs.makers import make_job
 

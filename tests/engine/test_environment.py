@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,13 +174,21 @@ def test_only_plain_values_are_evaluated(text: Any) -> None:
         plain_eval(text, {"open": open, "int": int})
 
 
-def test_plain_values_are_evaluated_and_the_guard_is_lifted_again() -> None:
+def test_scorers_evaluate_plain_values_only_and_others_as_ever() -> None:
+    scorer: dict[str, Any] = {"__name__": "reasoning_gym.made_up"}
+    exec("def score(text):\n    return eval(text)\ndef run(text):\n    exec(text)\n", scorer)
     before = (eval, exec)
     with guarded():
-        assert eval("[[1, 0], ['a', 'b']]") == [[1, 0], ["a", "b"]]
-        assert eval("2 * (3 + 4) - 5 / x", {"x": 5}) == 13
+        assert scorer["score"]("[[1, 0], ['a', 'b']]") == [[1, 0], ["a", "b"]]
+        assert scorer["score"]("2 * (3 + 4)") == 14
+        for attack in ("__import__('os')", "open('x')", "().__class__"):
+            with pytest.raises(Refused):
+                scorer["score"](attack)
         with pytest.raises(Refused):
-            exec("x = 1")
+            scorer["run"]("x = 1")
+        here = 5
+        assert eval("len([here])") == 1
+        assert collections.namedtuple("Pair", "a b")(1, here).b == 5
     assert (eval, exec) == before
 
 

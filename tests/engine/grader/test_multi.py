@@ -144,7 +144,6 @@ def test_nested_parts_have_dotted_names() -> None:
         ({"type": "python", "source": "def grade(sample, item): return 1.0"}, "g.type", "never"),
         ({"type": "score_model", "model": "judge", "input": [{"role": "user", "content": "rate"}]}, "g.type", "plug-in"),
         ({"type": "label_model", "model": "judge", "input": [], "labels": ["a"], "passing_labels": ["a"]}, "g.type", "plug-in"),
-        ({"type": "remote", "url": "https://example.org/grade"}, "g.type", "plug-in"),
         ({"type": "text_similarity", "reference": "x", "evaluation_metric": "cosine"}, "g.evaluation_metric", "fuzzy_match"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Where a webhook may be sent: to the public internet, over https, and nowhere inside.
+"""Where a request of ours may be sent: to the public internet, over https, and nowhere inside.
 
 A name is resolved once, each of its addresses is checked, and the connection goes to the checked address, so that a name
 that changes its mind between check and use (DNS rebinding) gains nothing.
@@ -16,7 +16,7 @@ _WRAPPERS = tuple(ipaddress.ip_network(text) for text in ("64:ff9b::/96", "64:ff
 
 
 class AddressRefused(Exception):
-    """The address is not one a webhook may be sent to; the message says why and what to do."""
+    """The address is not one a request may be sent to; the message says why and what to do."""
 
 
 def check_url(url: str, *, allow_private: bool) -> None:
@@ -62,5 +62,8 @@ def _require_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> N
         if any(address in network for network in _WRAPPERS):
             raise AddressRefused(f"{address} wraps another address; use a plain public one")
     if not address.is_global or address.is_multicast or address.is_reserved or address.is_unspecified:
-        raise AddressRefused(f"{address} is not a public address; the operator may allow private ones with GRPO_WEBHOOK_ALLOW_PRIVATE")
+        raise AddressRefused(
+            f"{address} is not a public address; the operator may allow private ones "
+            "(GRPO_WEBHOOK_ALLOW_PRIVATE, GRPO_REMOTE_GRADER_ALLOW_PRIVATE)"
+        )
     return None
