@@ -79,7 +79,7 @@ class SweepView {
     const compared = sweep.data.slice(0, MOST_COMPARED).map((member) => member.job_id).join(",");
     fill(this.root, h("div", { class: "titlebar" }, h("div", { class: "row" }, h("h1", {}, sweep.name ?? sweep.id), this.badge), this.actions), this.message,
       h("p", { class: "soft" }, `${sweep.id} · ${count(sweep.data.length, "member")} with the same model, data, seed and reference.`),
-      h("section", { class: "panel" }, h("h2", {}, "Members"), this.members, h("a", { class: "button small", href: `#/compare?jobs=${compared}` }, sweep.data.length > MOST_COMPARED ? `Curves of the first ${MOST_COMPARED}` : "Curves side by side")),
+      h("section", { class: "panel" }, h("h2", {}, "Members"), this.members, h("div", { class: "row below" }, h("a", { class: "button small", href: `#/compare?jobs=${compared}` }, sweep.data.length > MOST_COMPARED ? `Curves of the first ${MOST_COMPARED}` : "Curves side by side"))),
       this.best, h("div", { class: "charts" }, this.scatter.element));
   }
 

@@ -161,6 +161,7 @@ class Stage:
         content = b"weights of step " + str(step).encode()
         (folder / "model.safetensors").write_bytes(content)
         (folder / "manifest.json").write_text("{}")
+        (folder / "config.json").write_text('{"model_type": "llama", "dtype": "float32"}')
         files = [{"name": "model.safetensors", "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}]
         data = {
             "name": name,

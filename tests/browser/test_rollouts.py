@@ -46,7 +46,9 @@ def test_a_completion_shows_what_it_earned_and_where_it_left_the_reference(open_
     strongest = text.locator(".k5, .k4").first
     expect(strongest).to_have_text(" 42")
     strongest.hover()
-    expect(one.get_by_role("status")).to_have_text(re.compile(r"^Token \d+ of 17, “42”, id \d+: KL [\d.]+ nats, log-probability −[\d.]+ \([\d.]+ %\)\.$"))
+    expect(one.get_by_role("status")).to_have_text(
+        re.compile(r"^Token \d+ of 17, “42”, id \d+: KL [\d.]+ nats, log-probability −[\d.]+ \([\d.]+ %\)\.$")
+    )
     text.focus()
     page.keyboard.press("Home")
     expect(one.get_by_role("status")).to_contain_text("Token 1 of 17, “Let”")
