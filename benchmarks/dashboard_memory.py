@@ -47,9 +47,10 @@ def main() -> None:
         opened_s = [open_seconds(page, f"{server.url}/#/jobs/{job.id}") for _ in range(3)]
         readings = follow(stage, page, job.id, options.past, options.minutes * 60, options.steps_per_second)
     late = [(seconds, heap) for seconds, heap, _, _ in readings if seconds >= min(SETTLE_S, options.minutes * 20)]
+    shown = [{"seconds": round(now), "heap_mb": round(heap / 1e6, 2), "nodes": nodes, "steps": fed} for now, heap, nodes, fed in readings]
     print(json.dumps({
         "past_steps": options.past, "opened_s": [round(value, 2) for value in opened_s],
-        "readings": [{"seconds": round(s), "heap_mb": round(heap / 1e6, 2), "nodes": nodes, "steps": steps} for s, heap, nodes, steps in readings],
+        "readings": shown,
         "slope_kb_per_minute": round(slope(late) * 60 / 1e3, 1),
     }, indent=1))  # fmt: skip
 

@@ -32,10 +32,11 @@ def line(index: int, step: int) -> dict[str, Any]:
     """One completion; the reward is 1 for the first of each prompt and falls by a quarter."""
     noise = random.Random(step * 100 + index)
     text = ANSWERS[index % 4]
-    tokens = pieces(text) + ["<|im_end|>"]
+    tokens = [*pieces(text), "<|im_end|>"]
     kl = [abs(noise.gauss(0, 0.02)) * (20 if token.strip() in ("42", "41", "forty") else 1) for token in tokens]
     return {
-        "index": index, "row": index // 4, "prompt": f"<|im_start|>user\nWhat is 17 + {25 + index // 4}?<|im_end|>\n<|im_start|>assistant\n",
+        "index": index, "row": index // 4,
+        "prompt": f"<|im_start|>user\nWhat is 17 + {25 + index // 4}?<|im_end|>\n<|im_start|>assistant\n",
         "completion": text, "num_prompt_tokens": 21, "num_tokens": len(tokens), "is_truncated": index % 4 == 3,
         "reward": 1 - 0.25 * (index % 4), "parts": {"exact": float(index % 4 < 2), "format": 0.5}, "advantage": 1.2 - 0.8 * (index % 4),
         "kl": sum(kl) / len(kl), "token_ids": [100 + place for place in range(len(tokens))], "token_texts": tokens,

@@ -307,3 +307,22 @@ def test_ten_thousand_steps_open_thinned_and_zoom_in_fully(open_page: OpenPage, 
     slider.focus()
     stage.steps(job.id, 10_001, 10_002, **{"reward/mean": 0.777777})
     expect(tile(page, "Reward")).to_contain_text("0.7778")
+
+
+def test_following_many_steps_keeps_the_heap(running: Any, stage: Stage, jobs: dict[str, str]) -> None:
+    """What a step leaves behind is its numbers in the series and no more; benchmarks/dashboard_memory.py looks for ten minutes."""
+    devtools = running.context.new_cdp_session(running)
+
+    def heap_after(last: int) -> float:
+        expect(running.get_by_text(f"step {last:,} of 400")).to_be_visible(timeout=60_000)
+        for _ in range(3):
+            devtools.send("HeapProfiler.collectGarbage")
+        return float(devtools.send("Runtime.getHeapUsage")["usedSize"])
+
+    stage.steps(jobs["running"], 121, 300)
+    early = heap_after(300)
+    for first in range(301, 1501, 200):
+        stage.steps(jobs["running"], first, first + 199)
+    grown = heap_after(1500) - early
+    lines = running.get_by_role("figure").locator(".legend button").count()
+    assert grown < 1200 * lines * 24 + 1_000_000, f"{grown:.0f} bytes for 1200 steps of {lines} lines"
