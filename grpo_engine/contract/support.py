@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from grpo_engine.contract.error import NotImplementedYet
 from grpo_engine.contract.grader import unsupported_graders
-from grpo_engine.contract.job import JobSpec
+from grpo_engine.contract.job import JobSpec, Resources
 
 
 def refuse_unsupported(spec: JobSpec) -> None:
@@ -19,8 +19,12 @@ def _unsupported(spec: JobSpec) -> Iterator[tuple[str, str]]:
     grpo, at = spec.method.grpo, "method.grpo"
     if grpo.reference.source == "base" and grpo.adapter is None:
         yield f"{at}.reference.source", "set it to initial: without an adapter these are the weights the job starts from"
-    if grpo.resources.strategy == "fsdp":
-        yield f"{at}.resources.strategy", "set it to ddp, which holds all weights on every device"
+    if grpo.resources.gpus > 1:
+        yield f"{at}.resources.gpus", "use 0 or 1"
+    if grpo.resources.cpu_ranks > 1:
+        yield f"{at}.resources.cpu_ranks", "leave it at 1"
+    if grpo.resources.rank_timeout_s != Resources.model_fields["rank_timeout_s"].default:
+        yield f"{at}.resources.rank_timeout_s", "leave it out: a job has one process"
     if grpo.grader is not None:
         yield from unsupported_graders(grpo.grader, f"{at}.grader")
     if grpo.evaluation is not None and grpo.evaluation.grader is not None:
