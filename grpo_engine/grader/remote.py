@@ -6,6 +6,7 @@ batch. Redirects are not followed, no proxy is used, and the answer is read up t
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 import ssl
@@ -86,7 +87,7 @@ class RemoteService:
         self._cfg = cfg
         self._policy = means.remote
         self._keys = read_secrets(Path(means.remote.secret_file), f"{at}.url")
-        self._trust = trust or ssl.create_default_context()
+        self._trust = trust or _system_trust()
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """One score a sample, in order."""
@@ -154,6 +155,12 @@ class RemoteService:
         if not max(low, -MAX_SCORE) <= value <= min(high, MAX_SCORE):
             return fault("not_a_number", f"the remote grader returned {json.dumps(value)[:20]}, outside the range [{low:g}, {high:g}]")
         return Score(float(value))
+
+
+@functools.cache
+def _system_trust() -> ssl.SSLContext:
+    """The system's certificate authorities; reading them takes a good part of a second."""
+    return ssl.create_default_context()
 
 
 def read_secrets(path: Path, param: str) -> list[str]:
