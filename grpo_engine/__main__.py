@@ -13,15 +13,21 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_engine.contract.command import Dispatch
 from grpo_engine.contract.error import GrpoError, InvalidRequest
 from grpo_engine.contract.event import EXIT_CONFIG, Level, Outcome
 from grpo_engine.contract.intake import resolve_spec, validate
+from grpo_engine.contract.job import Resources
 from grpo_engine.events import EVENTS_FILE, EventLog
 from grpo_engine.memory import describe, is_out_of_memory
 from grpo_engine.outcome import OUTCOME_FILE, ConfigError, RunFailure, exit_code, write_outcome
+from grpo_engine.rank_processes import LOST, Seat, add_seat_arguments, die_with, is_lost, leave_verdict, run_ranks, seat_of
+from grpo_engine.silent_log import SilentLog
+
+if TYPE_CHECKING:
+    from grpo_engine.ranks import Ranks
 
 DISPATCH_FILE = "dispatch.json"
 PLACEHOLDER_FILE = "file-local"
@@ -32,13 +38,17 @@ def main(argv: list[str] | None = None) -> int:
     """Run the job in RUN_DIR and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m grpo_engine", description="Run one GRPO training job.")
     parser.add_argument("run_dir", type=Path, help="directory that holds dispatch.json")
-    run_dir = parser.parse_args(argv).run_dir.resolve()
-    refusal = _refusal(run_dir)
+    add_seat_arguments(parser)
+    options = parser.parse_args(argv)
+    run_dir, seat = options.run_dir.resolve(), seat_of(options)
+    if seat is not None:
+        die_with(options.parent)
+    refusal = _refusal(run_dir) if seat is None else None
     if refusal is not None:
         sys.stderr.write(f"grpo_engine: {refusal}\n")
         return EXIT_CONFIG
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return run(run_dir)
+    return run(run_dir, seat)
 
 
 def _refusal(run_dir: Path) -> str | None:
@@ -54,16 +64,27 @@ def _refusal(run_dir: Path) -> str | None:
     return None
 
 
-def run(run_dir: Path) -> int:
-    """Run the attempt, write its outcome, and return the exit code."""
+def run(run_dir: Path, seat: Seat | None = None) -> int:
+    """Run the attempt, write its outcome, and return the exit code. `seat`: as one of several ranks, which only the first speaks for."""
     log: EventLog | None = None
+    rank = 0
     try:
         dispatch = read_dispatch(run_dir / DISPATCH_FILE)
-        log = EventLog(run_dir / EVENTS_FILE, dispatch.epoch)
-        outcome = _train(dispatch, run_dir, log)
+        resources = dispatch.spec.method.grpo.resources
+        if resources.num_ranks > 1 and seat is None:
+            return run_ranks(run_dir, resources.num_ranks)
+        ranks = None if seat is None else _join(resources, seat)
+        rank = 0 if seat is None else seat.rank
+        log = EventLog(run_dir / EVENTS_FILE, dispatch.epoch) if rank == 0 else SilentLog(dispatch.epoch)
+        outcome = _train(dispatch, run_dir, log, ranks)
     except Exception as error:  # noqa: BLE001  the last stop: every failure becomes a verdict, and its traceback goes to the log
         traceback.print_exc()
         outcome = failure(error, log)
+        if seat is not None and (seat.rank > 0 or outcome.reason == LOST):
+            leave_verdict(run_dir, seat.rank, outcome)
+            return exit_code(outcome)
+    if rank > 0:
+        return exit_code(outcome)
     log = log or EventLog(run_dir / EVENTS_FILE, _epoch_of(run_dir / DISPATCH_FILE))
     level: Level = "info" if outcome.status != "failed" else "error"
     data = {**outcome.model_dump(), "events_dropped": log.num_dropped, "event_write_failures": log.num_write_failures}
@@ -73,12 +94,19 @@ def run(run_dir: Path) -> int:
     return exit_code(outcome)
 
 
-def _train(dispatch: Dispatch, run_dir: Path, log: EventLog) -> Outcome:
+def _join(resources: Resources, seat: Seat) -> Ranks:
+    from grpo_engine.ranks import join
+
+    return join(resources, seat)
+
+
+def _train(dispatch: Dispatch, run_dir: Path, log: EventLog, ranks: Ranks | None) -> Outcome:
     from grpo_engine.assemble import assemble  # torch takes seconds to load: a spec that is wrong is answered before
     from grpo_engine.keeper import Keeper
+    from grpo_engine.ranks import ALONE
     from grpo_engine.train import train
 
-    with assemble(dispatch, run_dir, log) as learner:
+    with assemble(dispatch, run_dir, log, ranks or ALONE) as learner:
         steps = train(learner, Keeper(run_dir, learner, log), log)
         while True:
             try:
@@ -114,7 +142,10 @@ def _epoch_of(path: Path) -> int:
 
 def failure(error: BaseException, log: EventLog | None) -> Outcome:
     """The verdict for an exception: what a person can mend is a config error, everything else may be tried again."""
-    if isinstance(error, GrpoError):
+    if is_lost(error):
+        error = RunFailure(f"another rank did not answer: {error}")
+        error.reason = LOST
+    elif isinstance(error, GrpoError):
         error = ConfigError(error.message, param=error.param) if error.status < 500 else RunFailure(error.message, param=error.param)
     if isinstance(error, RunFailure):
         reason, message, is_retryable, param = error.reason, error.message, error.is_retryable, error.param

@@ -59,7 +59,7 @@ def assemble(dispatch: Dispatch, run_dir: Path, log: EventLog, ranks: Ranks = AL
     keep_freed_memory()
     _announce_start(log, device, ranks)
     disable_progress_bar()
-    dispatch = with_environment_files(dispatch, run_dir)
+    dispatch = ranks.first(lambda: with_environment_files(dispatch, run_dir))
     report = read_rows(_data_file(run_dir, dispatch.training_file, TRAINING_FILE), grpo.data)
     held_out = None
     if grpo.evaluation is not None:
@@ -70,10 +70,7 @@ def assemble(dispatch: Dispatch, run_dir: Path, log: EventLog, ranks: Ranks = AL
         gold = grader
         if grpo.evaluation is not None and grpo.evaluation.grader is not None:
             gold = open_graders.enter_context(make_grader(grpo.evaluation.grader, means=means))
-        ranks.first(lambda: _fetch_model(dispatch, log))
-        policy = _load_policy(dispatch, run_dir, device, log)
-        _check_same_model(ranks, policy)
-        policy.ranks = ranks
+        policy = _load_policy(dispatch, run_dir, device, log, ranks)
         reference = _load_reference(dispatch, run_dir, policy)
         evaluator, about = _load_held_out(held_out, policy, gold, dispatch)
         dataset = _load_data(report, policy, dispatch, log, about)
@@ -126,7 +123,7 @@ def _weights_folder(run_dir: Path, path: str, param: str) -> Path:
     return folder
 
 
-def _load_policy(dispatch: Dispatch, run_dir: Path, device: Device, log: EventLog) -> Policy:
+def _load_policy(dispatch: Dispatch, run_dir: Path, device: Device, log: EventLog, ranks: Ranks) -> Policy:
     shown_at = 0.0
 
     def on_progress(done: int, total: int | None, what: str) -> None:
@@ -143,7 +140,13 @@ def _load_policy(dispatch: Dispatch, run_dir: Path, device: Device, log: EventLo
     elif spec.model.startswith("ftckpt-"):
         raise ConfigError("the model is a checkpoint and the dispatch names no model_from; add its directory", param="model")
     else:
-        policy = load_policy(spec.model, device, _cache_dir(dispatch), _model_dir(dispatch), on_progress, lora=lora, seed=seed)
+        cache_dir, model_dir = _cache_dir(dispatch), _model_dir(dispatch)
+        if ranks.size > 1:  # fetched once; the others find it in the cache
+            ranks.first(lambda: model_folder(spec.model, cache_dir, model_dir, on_progress))
+        policy = load_policy(spec.model, device, cache_dir, model_dir, on_progress, lora=lora, seed=seed)
+    policy.ranks = ranks
+    if set(ranks.gather([policy.sha256])) != {policy.sha256}:
+        raise ConfigError("the ranks have read different weights; give every host the same model files", param="model")
     if dispatch.spec.method.grpo.resources.activation_checkpointing:
         policy.set_activation_checkpointing(True)
     return policy

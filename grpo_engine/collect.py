@@ -53,7 +53,8 @@ def grade(learner: Learner, rollout: Rollout) -> list[str]:
     """Put rewards into the completions; returns the errors of those that could not be graded (their reward is NaN)."""
     samples = [Sample(prompt.item, completion.text, {"num_tokens": len(completion.token_ids)}) for prompt, completion in rollout.rows]
     errors = []
-    for (_, completion), score in zip(rollout.rows, learner.grader.score(samples), strict=True):
+    scores = learner.ranks.first(lambda: learner.grader.score(samples))
+    for (_, completion), score in zip(rollout.rows, scores, strict=True):
         completion.reward, completion.parts = score.value, score.parts
         if not math.isfinite(score.value):
             errors.append(score.error or f"the grader returned {score.value}")
@@ -67,7 +68,8 @@ def _sample(learner: Learner, step: int) -> tuple[Rollout, str | None]:
     rollout = Rollout(step, sample_groups(policy, prompts, sampling.group_size, sampling, learner.seed, step))
     if step != 1:
         return rollout, None
-    check = check_shortcut(policy.network, rollout.rows, temperature=sampling.temperature, pad_id=policy.pad_id)
+    found = check_shortcut(policy.network, rollout.rows, temperature=sampling.temperature, pad_id=policy.pad_id)
+    check = learner.ranks.first(lambda: found)
     if check.is_equal:
         return rollout, None
     if policy.network.is_branched:

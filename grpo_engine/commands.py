@@ -7,7 +7,7 @@ resumes from is applied again before the same step, so that a replayed stretch r
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from grpo_engine.contract.command import Command
 from grpo_engine.events import EVENTS_FILE
 
 COMMANDS_FILE = "commands.jsonl"
+Entry = Command | str
+"""A command, or why a line is none."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,10 @@ class AppliedCommand:
 class CommandInbox:
     """New commands, each number once, replays first."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, told: Callable[[Callable[[], list[Entry]]], list[Entry]] = lambda read: read()) -> None:
+        """`told` gives what reading the file gave: over several ranks the first one reads and tells the others."""
         self._path = path
+        self._told = told
         self._offset = 0
         self._replays: list[AppliedCommand] = []
         self._refused: set[int] = set()
@@ -69,12 +73,12 @@ class CommandInbox:
             key=lambda record: (record.effective_step, record.command.number),
         )
 
-    def due(self, step: int) -> Iterator[Command | str]:
+    def due(self, step: int) -> Iterator[Entry]:
         """Commands to apply before `step`: replays whose step has come, then new ones. A string says why a line is unusable."""
         while self._replays and self._replays[0].effective_step <= step:
             yield self._replays.pop(0).command
         waiting = {record.command.number for record in self._replays}
-        for entry in self._new_lines():
+        for entry in self._told(lambda: list(self._new_lines())):
             if isinstance(entry, str) or entry.number not in waiting | self._refused | {record.command.number for record in self.applied}:
                 yield entry
 
@@ -86,7 +90,7 @@ class CommandInbox:
         """Remember that a command was answered with a refusal."""
         self._refused.add(command.number)
 
-    def _new_lines(self) -> Iterator[Command | str]:
+    def _new_lines(self) -> Iterator[Entry]:
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)

@@ -37,16 +37,17 @@ class Device:
         return "bf16" if self.is_mixed else "fp32"
 
 
-def choose_device(resources: Resources) -> Device:
-    """Pick device and compute dtype.
+def choose_device(resources: Resources, local: int | None = None) -> Device:
+    """Pick device and compute dtype. `local` is this process's number among the job's on this host; None when it is alone.
 
     `auto` takes CUDA when torch sees a GPU (so `CUDA_VISIBLE_DEVICES` is respected), otherwise the CPU.
     Raises InvalidRequest when the job asks for hardware that is not there.
     """
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if resources.gpus > visible:
+    wanted = resources.gpus if local is None or resources.gpus == 0 else local + 1
+    if wanted > visible:
         raise InvalidRequest(
-            f"{resources.gpus} GPUs were asked for and torch sees {visible} on this machine; lower resources.gpus "
+            f"{max(wanted, resources.gpus)} GPUs were asked for and torch sees {visible} on this machine; lower resources.gpus "
             "or send the job to a worker that has them",
             param="method.grpo.resources.gpus",
         )
@@ -58,8 +59,8 @@ def choose_device(resources: Resources) -> Device:
         raise InvalidRequest(
             "resources.device is cuda and torch sees no GPU on this machine; set it to auto or cpu", param="method.grpo.resources.device"
         )
-    is_cuda = resources.device == "cuda" or (resources.device == "auto" and visible > 0)
-    device = torch.device("cuda", 0) if is_cuda else torch.device("cpu")
+    is_cuda = resources.device == "cuda" or (resources.device == "auto" and visible > 0 and resources.cpu_ranks == 1)
+    device = torch.device("cuda", local or 0) if is_cuda else torch.device("cpu")
     return Device(device, _compute_dtype(resources.precision, device))
 
 
@@ -85,6 +86,11 @@ def seed_everything(seed: int) -> None:
     """Seed Python's and torch's global generators. Sampling does not use them: its randomness is keyed (rollout.py)."""
     random.seed(seed)
     torch.manual_seed(seed)
+
+
+def share_threads(ranks_here: int) -> int:
+    """Give this process its part of the CPU threads torch would use alone. Returns the number in force."""
+    return set_threads(max(1, torch.get_num_threads() // ranks_here))
 
 
 def set_threads(count: int | None) -> int:

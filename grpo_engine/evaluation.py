@@ -83,7 +83,7 @@ class Evaluator:
             for prompt, completion in zip(self._prompts, completions, strict=True)
         ]
         evaluation = Evaluation(completions)
-        for completion, score in zip(completions, self._grader.score(samples), strict=True):
+        for completion, score in zip(completions, policy.ranks.first(lambda: self._grader.score(samples)), strict=True):
             completion.reward, completion.parts = score.value, score.parts
             if not math.isfinite(score.value):
                 evaluation.errors.append(score.error or f"the grader returned {score.value}")

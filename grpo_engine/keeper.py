@@ -11,6 +11,7 @@ import math
 import platform
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ class Keeper:
         """Time spent writing since it was last asked for."""
         self._kept_resumes = 2 if any(rule.action.type == "rollback" for rule in learner.grpo.guardrails) else 1
         """A rollback needs a state from before the trouble, which the newest may not be."""
-        checkpoint.remove_partial(self.directory)
+        if learner.ranks.is_first:
+            checkpoint.remove_partial(self.directory)
 
     @property
     def may_roll_back(self) -> bool:
@@ -63,7 +65,7 @@ class Keeper:
     def rewind(self, step: int) -> None:
         """Forget the checkpoints of later steps, and delete the resume states among them; that of `step` is to be written anew."""
         for manifest in self._saved["resume"]:
-            if manifest.step > step:
+            if manifest.step > step and self._learner.ranks.is_first:
                 shutil.rmtree(self.directory / manifest.name)
         self._saved["resume"] = [manifest for manifest in self._saved["resume"] if manifest.step < step]
         self._saved["published"] = [manifest for manifest in self._saved["published"] if manifest.step <= step]
@@ -91,14 +93,26 @@ class Keeper:
         resume = self._learner.capture(elapsed_s)
         return self._save("resume", lambda path: checkpoint.write_resume(path, resume))
 
-    def _save(self, kind: Kind, write: Any) -> bool:
+    def _save(self, kind: Kind, write: Callable[[Path], None]) -> bool:
         learner, started = self._learner, time.perf_counter()
         saved = self._saved[kind]
         if saved and saved[-1].step == learner.step:
             return True
+        manifest = learner.ranks.first(lambda: self._write(kind, write))
+        self.seconds += time.perf_counter() - started
+        if manifest is None:
+            return False
+        saved.append(manifest)
+        self._announce(manifest, time.perf_counter() - started)
+        self._retire(kind)
+        return True
+
+    def _write(self, kind: Kind, write: Callable[[Path], None]) -> Manifest | None:
+        """Put one checkpoint on the disk; None, after an event, when the disk refuses."""
+        learner, saved = self._learner, self._saved[kind]
         expected = max((manifest.num_bytes for manifest in saved[-1:]), default=self._first_estimate(kind))
         try:
-            manifest = checkpoint.save(
+            return checkpoint.save(
                 self.directory,
                 kind,
                 learner.step,
@@ -113,13 +127,7 @@ class Keeper:
             data = {"name": name, "kind": kind, "step": learner.step, "errno": getattr(error, "errno", None), "reason": str(error)}
             message = f"checkpoint {name} could not be written: {error}; training goes on"
             self._log.emit("checkpoint.failed", message, step=learner.step, level="error", data=data)
-            return False
-        finally:
-            self.seconds += time.perf_counter() - started
-        saved.append(manifest)
-        self._announce(manifest, time.perf_counter() - started)
-        self._retire(kind)
-        return True
+            return None
 
     def _announce(self, manifest: Manifest, seconds: float) -> None:
         described = manifest.to_json()
@@ -131,16 +139,19 @@ class Keeper:
     def _retire(self, kind: Kind) -> None:
         """Delete this attempt's older resume states. Published weights are the bookkeeper's to retire: it knows the pins."""
         saved = self._saved[kind]
-        if kind == "published" or len(saved) <= self._kept_resumes or not self._log.sync():
+        if kind == "published" or len(saved) <= self._kept_resumes or not self._learner.ranks.first(self._log.sync):
             return
         while len(saved) > self._kept_resumes:
-            shutil.rmtree(self.directory / saved.pop(0).name, ignore_errors=True)
+            name = saved.pop(0).name
+            if self._learner.ranks.is_first:
+                shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def _about(self) -> dict[str, Any]:
         learner, readings = self._learner, self._learner.readings
         about: dict[str, Any] = {
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "python": platform.python_version()},
             "threads": torch.get_num_threads(),
+            "ranks": learner.ranks.size,
             "reference_sha256": learner.reference_sha256,
         }
         for key, metric in (("ref_kl", "kl/ref/k3/mean"), ("reward", "reward/mean"), ("beta", "beta/applied")):

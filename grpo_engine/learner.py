@@ -23,6 +23,7 @@ from grpo_engine.memory import TokenBudget
 from grpo_engine.optimizer import Optimizer, learning_rate_at
 from grpo_engine.outcome import ConfigError, ReferenceMismatch
 from grpo_engine.policy import Policy
+from grpo_engine.ranks import Ranks
 from grpo_engine.reference import Reference
 
 
@@ -61,7 +62,12 @@ class Learner:
 
     def __post_init__(self) -> None:
         self.guardrails = Guardrails(self.grpo.guardrails)
-        self.memory = TokenBudget(self.grpo.resources.micro_batch_tokens)
+        self.memory = TokenBudget(self.grpo.resources.micro_batch_tokens, is_short=self.ranks.any)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share the run."""
+        return self.policy.ranks
 
     @property
     def num_steps(self) -> int:

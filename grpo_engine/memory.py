@@ -13,7 +13,7 @@ import resource
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from grpo_engine.outcome import RunFailure
 
@@ -67,6 +67,8 @@ class TokenBudget:
     was_halved: bool = False
     news: str | None = None
     """What is to be said about it, once."""
+    is_short: Callable[[bool], bool] = bool
+    """From whether memory ran out in this process to whether it did in any process of the job: all of them halve together."""
 
     def fit(self, work: Callable[[], Result], where: str, clean_up: Callable[[], None] = lambda: None) -> Result:
         """Do the work; when memory runs out, halve the budget, clean up and do it again, once in a run.
@@ -74,22 +76,29 @@ class TokenBudget:
         `work` must read `tokens` anew and begin from the start. Raises OutOfMemory when it runs out again.
         """
         while True:
+            result: Result | None = None
+            trouble = ""
             try:
-                return work()
+                result = work()
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                self._halve(error, where)
+                trouble = describe(error, f" in {where}")
+                if self.was_halved or self.tokens < 2:
+                    raise self._refusal(error, where) from error
+            if not self.is_short(bool(trouble)):
+                return cast(Result, result)
+            self._halve(trouble or f"out of memory in {where} of another rank")
+            result = None
             clean_up()  # outside the handler: the error's traceback holds the tensors of the failed forward
             gc.collect()
 
-    def _halve(self, error: BaseException, where: str) -> None:
-        if self.was_halved or self.tokens < 2:
-            after = f", with micro-batches of {self.tokens:,} tokens" + (", halved before" if self.was_halved else "")
-            raise OutOfMemory(describe(error, f" in {where}{after}"), param="method.grpo.resources.micro_batch_tokens") from error
-        self.news = (
-            f"{describe(error, f' in {where}')}; going on with micro-batches of {self.tokens // 2:,} tokens instead of {self.tokens:,}"
-        )
+    def _refusal(self, error: BaseException, where: str) -> OutOfMemory:
+        after = f", with micro-batches of {self.tokens:,} tokens" + (", halved before" if self.was_halved else "")
+        return OutOfMemory(describe(error, f" in {where}{after}"), param="method.grpo.resources.micro_batch_tokens")
+
+    def _halve(self, trouble: str) -> None:
+        self.news = f"{trouble}; going on with micro-batches of {self.tokens // 2:,} tokens instead of {self.tokens:,}"
         self.tokens //= 2
         self.was_halved = True
 

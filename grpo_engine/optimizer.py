@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo_engine.contract.job import OptimizerConfig
+from grpo_engine.ranks import Ranks
 
 
 def learning_rate_at(step: int, base: float, cfg: OptimizerConfig, num_steps: int) -> float:
@@ -55,6 +56,18 @@ class Optimizer:
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
         self._adamw.step()
+
+    def share_gradients(self, ranks: Ranks) -> None:
+        """Replace the gradients by their sum over the ranks. A master without a gradient on every rank stays without one."""
+        if ranks.size == 1:
+            return
+        has_gradient = torch.tensor([float(master.grad is not None) for master in self._masters.values()])
+        ranks.add(has_gradient)
+        shared = [master for master, count in zip(self._masters.values(), has_gradient.tolist(), strict=True) if count > 0]
+        for master in shared:
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        ranks.add_all([master.grad for master in shared if master.grad is not None])
 
     def take_gradients(self) -> dict[str, Tensor]:
         """The gradients gathered so far, which the masters then no longer hold."""

@@ -28,6 +28,7 @@ from grpo_engine.device import Device
 from grpo_engine.gguf_model import OnProgress
 from grpo_engine.models import check_folder, model_folder
 from grpo_engine.network import Network, make_network
+from grpo_engine.ranks import ALONE, Ranks
 
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|return|>", "<|END_OF_TURN_TOKEN|>")
 """Tokens that end an assistant's turn; each counts as an end token when the chat template writes it."""
@@ -57,6 +58,8 @@ class Policy:
     """The configuration as loaded, before dropouts were set to 0."""
     adapter: Adapter | None = None
     """The adapter in the module; None when all weights are trained."""
+    ranks: Ranks = ALONE
+    """The processes that train it together."""
 
     @property
     def model(self) -> PreTrainedModel:

@@ -72,6 +72,7 @@ def _roll_back(learner: Learner, keeper: Keeper, log: EventLog, act: Act, action
     later = [record for record in learner.inbox.applied if record.effective_step > resume.step and record.command.type == "set"]
     seconds_before = learner.elapsed_s
     learner.restore(resume, later)
+    learner.ranks.wait()  # the state just read is about to be written anew
     learner.guardrails.load(guardrails)
     learner.elapsed_s, learner.seed = seconds_before, seed
     changed = _change(learner, action)

@@ -74,6 +74,7 @@ def train_step(learner: Learner, step: int) -> StepResult:
                 quarantine = optimize(learner, update, learning_rate, metrics, should_split=should_split)
             if is_due(learner.grpo.telemetry.kl_details_every, step):
                 kl_details = describe_kl(update.tensors, learner.grpo.kl, rollout)
+        metrics = learner.ranks.first(lambda: metrics)
         beta_update = _update_beta(learner, rollout, step, metrics, is_clean=quarantine is None)
         metrics |= beta_update.metrics()
     metrics |= {f"time/{phase}_s": value for phase, value in seconds.items()}

@@ -52,7 +52,7 @@ def train(
         if should_save:
             keeper.publish()
             keeper.save_resume(elapsed())
-        if limits.max_seconds is not None and elapsed() >= limits.max_seconds:
+        if limits.max_seconds is not None and learner.ranks.first(elapsed) >= limits.max_seconds:
             return _finished(learner, keeper, "max_seconds", f"stopped after {limits.max_seconds} s", elapsed())
 
         result = train_step(learner, step)
@@ -60,7 +60,7 @@ def train(
         learner.step, learner.readings = step, result.metrics
         if learner.evaluator is not None and learner.evaluator.is_due(step, learner.num_steps):
             result.evaluation = _evaluate(learner, result.metrics)
-        problem = rollouts.keep(result)
+        problem = rollouts.keep(result) if learner.ranks.is_first else None
         report(learner, log, result)
         _report_rollouts(log, step, problem)
         gate(learner, result)
@@ -73,7 +73,7 @@ def train(
             yield result
             return rescued
         if rescued == "rolled_back":
-            _report_rollouts(log, learner.step, rollouts.rewind(learner.step))
+            _report_rollouts(log, learner.step, rollouts.rewind(learner.step) if learner.ranks.is_first else None)
             yield result
             continue
         _sync_reference(learner, step)

@@ -1,7 +1,8 @@
 """The updates of one step: masks and denominators once, then forward, loss and backward in micro-batches.
 
 Every denominator covers the whole step, so that the sum over micro-batches is the whole-batch gradient however the step
-is cut. Left out: several ranks.
+is cut, over micro-batches and over ranks. Each rank differentiates the rows of its own groups; the sums, the gradients and the
+per-token tensors are then added up, so that every rank holds the whole step's.
 
 Shapes as in batch.py: P prompts, G completions of each, B = P * G rows, T completion tokens.
 """
@@ -9,6 +10,7 @@ Shapes as in batch.py: P prompts, G completions of each, B = P * G rows, T compl
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -22,8 +24,9 @@ from grpo_engine.contract.aggregation import kl_aggregation, loss_aggregation
 from grpo_engine.contract.kl import Direction
 from grpo_engine.kl import ExactKl, KlTokens, kl_loss_tokens, kl_penalty
 from grpo_engine.learner import Learner
-from grpo_engine.logprob import MicroBatch, TokenStats, rollout_stats, split_rows, token_stats
+from grpo_engine.logprob import MicroBatch, Row, TokenStats, rollout_stats, split_rows, token_stats
 from grpo_engine.loss import Normaliser, PolicyTokens, aggregate, policy_loss_tokens
+from grpo_engine.ranks import Ranks
 from grpo_engine.reference import Reference
 from grpo_engine.step_metrics import Metrics, StepTensors, kl_metrics, kl_pair_metrics, masked_mean
 from grpo_engine.vocabulary import ReferenceStates
@@ -37,6 +40,7 @@ class Update:
     """Inputs of the step's updates, fixed for the whole step, and the tensors they fill."""
 
     batches: list[MicroBatch]
+    """Of this rank; none when there are fewer groups than ranks."""
     tensors: StepTensors
     advantage: Tensor
     """(B), or (B, T) with a KL penalty inside."""
@@ -47,6 +51,8 @@ class Update:
     beta: float
     micro_batch_tokens: int
     """The token budget `batches` were split by."""
+    own_B: Tensor
+    """True for the rows of this rank, which alone are in `batches`."""
     reference_states: list[ReferenceStates] | None = None
     """The reference's final hidden states by micro-batch, for exact KL."""
     policy_sum: float = 0.0
@@ -62,20 +68,26 @@ def prepare_update(learner: Learner, rollout: Rollout, advantages: Advantages, b
     penalty is made of; otherwise they come from the first update's own forward. When memory runs out it is done again with a
     smaller split (memory.py).
     """
-    return learner.memory.fit(lambda: _prepare(learner, rollout, advantages, beta), "the reference's forward", release_cache)
+    update = learner.memory.fit(lambda: _prepare(learner, rollout, advantages, beta), "the reference's forward", release_cache)
+    _share_tensors(learner, update)
+    tensors, kl = update.tensors, learner.grpo.kl
+    if tensors.ref_logprob_BT is not None and kl.placement != "loss":
+        penalty = kl_penalty(tensors.old_logprob_BT, tensors.ref_logprob_BT, update.kl_mask_BT, kl)
+        update.advantage = update.advantage[:, None] - beta * penalty.penalty_BT
+        tensors.kl_clipped_BT = penalty.clipped_BT.double()
+    return update
 
 
 def _prepare(learner: Learner, rollout: Rollout, advantages: Advantages, beta: float) -> Update:
     grpo, policy = learner.grpo, learner.policy
-    temperature, limit = grpo.sampling.temperature, grpo.sampling.max_completion_tokens
-    device = policy.network.device
-    batches = split_rows(rollout.rows, learner.memory.tokens, policy.network.is_branched)
+    limit, device = grpo.sampling.max_completion_tokens, policy.network.device
+    own = own_rows(learner.ranks, rollout)
     mask_BT = rollout.completion_mask_BT(device).double()
     tensors = StepTensors.create(mask_BT, rollout.sampler_logprob_BT(device).double())
     policy_mask_BT = mask_BT * advantages.policy_keep_PG.reshape(-1, 1).to(mask_BT)
     kl_mask_BT = mask_BT * advantages.kl_keep_PG.reshape(-1, 1).to(mask_BT)
     update = Update(
-        batches=batches,
+        batches=split_own(learner, rollout.rows, own),
         tensors=tensors,
         advantage=advantages.advantage_PG.flatten().to(device),
         policy_mask_BT=policy_mask_BT,
@@ -84,29 +96,61 @@ def _prepare(learner: Learner, rollout: Rollout, advantages: Advantages, beta: f
         kl_normaliser=Normaliser.create(kl_mask_BT, kl_aggregation(grpo.kl, grpo.loss), limit),
         beta=beta,
         micro_batch_tokens=learner.memory.tokens,
+        own_B=torch.tensor([row in own for row in range(len(mask_BT))], device=device),
     )
     if learner.reference is None:
         return update
     _refer(learner, learner.reference, update)
-    assert tensors.ref_logprob_BT is not None
-    if grpo.kl.placement != "loss":
-        old, _ = rollout_stats(policy.network, batches, temperature=temperature, pad_id=policy.pad_id)
-        penalty = kl_penalty(old.logprob_BT, tensors.ref_logprob_BT, kl_mask_BT, grpo.kl)
-        update.advantage = update.advantage[:, None] - beta * penalty.penalty_BT
-        tensors.kl_clipped_BT = penalty.clipped_BT.double()
+    if grpo.kl.placement != "loss" and update.batches:
+        old, _ = rollout_stats(policy.network, update.batches, temperature=grpo.sampling.temperature, pad_id=policy.pad_id)
+        _keep(tensors.old_logprob_BT, update, old)
     return update
+
+
+def own_rows(ranks: Ranks, rollout: Rollout) -> range:
+    """The rows of this rank's share of the groups."""
+    groups = ranks.share_of(len(rollout.groups))
+    first, last = (sum(len(group.completions) for group in rollout.groups[:at]) for at in (groups.start, groups.stop))
+    return range(first, last)
+
+
+def split_own(learner: Learner, rows: Sequence[Row], own: range) -> list[MicroBatch]:
+    """This rank's micro-batches by the present budget."""
+    mine = [rows[at] for at in own]
+    batches = split_rows(mine, learner.memory.tokens, learner.policy.network.is_branched) if mine else []
+    return [MicroBatch([own.start + at for at in batch.index], batch.rows) for batch in batches]
+
+
+def _keep(into_BT: Tensor, update: Update, stats: TokenStats) -> None:
+    """Put the log-probabilities of this rank's rows in their place."""
+    into_BT[update.own_B, : stats.logprob_BT.shape[1]] = stats.logprob_BT.double()
+
+
+def _share_tensors(learner: Learner, update: Update) -> None:
+    """Give every rank the tensors of all rows. Each row was computed by one rank, so that nothing is rounded."""
+    if learner.ranks.size == 1:
+        return
+    found = [value for value in vars(update.tensors).values() if value is not None]
+    for tensor in found[2:]:  # after the mask and the sampler's, which every rank has
+        tensor[~update.own_B] = 0.0
+    learner.ranks.add_all(found[2:])
 
 
 def _refer(learner: Learner, reference: Reference, update: Update) -> None:
     """The reference's log-probabilities, and for exact KL its states, in the update's own split: equal weights give equal bits."""
     grpo, policy, tensors = learner.grpo, learner.policy, update.tensors
     is_exact = grpo.kl.estimator == "exact" or grpo.telemetry.exact_kl
+    tensors.ref_logprob_BT = torch.zeros_like(tensors.mask_BT)
+    if is_exact:
+        update.reference_states, tensors.exact_kl_BT = [], torch.zeros_like(tensors.mask_BT)
+    if not update.batches:
+        return
     stats, states = rollout_stats(
         reference.network, update.batches, temperature=grpo.sampling.temperature, pad_id=policy.pad_id, keep_states=is_exact
     )
-    tensors.ref_logprob_BT = stats.logprob_BT.double()
+    _keep(tensors.ref_logprob_BT, update, stats)
     if is_exact:
-        update.reference_states, tensors.exact_kl_BT = states, torch.zeros_like(tensors.mask_BT)
+        update.reference_states = states
 
 
 def release_cache() -> None:
@@ -122,12 +166,11 @@ def optimize(learner: Learner, update: Update, learning_rate: float, metrics: Me
     not applied: then its gradients are gone and the weights are those before it.
     """
     for iteration in range(learner.grpo.loss.num_iterations):
-        metrics |= learner.memory.fit(
-            partial(_differentiate, learner, update, iteration, should_split=should_split),
-            f"update {iteration + 1} of a step",
-            release_cache,
-        )
-        grad_norm = learner.optimizer.grad_norm()
+        if iteration == 0 and should_split:
+            metrics |= _split_backward(learner, update)
+        else:
+            _differentiate(learner, update, iteration)
+        grad_norm = learner.ranks.first(learner.optimizer.grad_norm)
         if iteration == 0:
             metrics |= _first_metrics(learner, update)
             metrics["grad_norm/total"] = grad_norm
@@ -142,19 +185,34 @@ def optimize(learner: Learner, update: Update, learning_rate: float, metrics: Me
     return None
 
 
-def _differentiate(learner: Learner, update: Update, iteration: int, *, should_split: bool) -> Metrics:
-    """All gradients of one update, from nothing; in a new split when the token budget has changed."""
+def _differentiate(learner: Learner, update: Update, iteration: int, term: Term = "both") -> None:
+    """The whole step's gradient, sums and tensors of one update, on every rank."""
+    work = partial(_differentiate_own, learner, update, iteration, term)
+    learner.memory.fit(work, f"update {iteration + 1} of a step", release_cache)
+    learner.optimizer.share_gradients(learner.ranks)
+    sums = torch.tensor([update.policy_sum, update.kl_sum], dtype=torch.float64)
+    learner.ranks.add(sums)
+    update.policy_sum, update.kl_sum = sums.tolist()
+    _share_tensors(learner, update)
+
+
+def _differentiate_own(learner: Learner, update: Update, iteration: int, term: Term) -> None:
+    """The gradient of this rank's rows, from nothing; in a new split when the token budget has changed."""
     learner.optimizer.zero_grad()
     if update.micro_batch_tokens != learner.memory.tokens:
-        rows = [row for batch in update.batches for row in batch.rows]
         update.micro_batch_tokens = learner.memory.tokens
-        update.batches = split_rows(rows, update.micro_batch_tokens, learner.policy.network.is_branched)
+        update.batches = _split_again(learner, update)
         if learner.reference is not None:
             _refer(learner, learner.reference, update)
-    if iteration == 0 and should_split:
-        return _split_backward(learner, update)
-    run_batches(learner, update, is_first=iteration == 0)
-    return {}
+    run_batches(learner, update, is_first=iteration == 0, term=term)
+
+
+def _split_again(learner: Learner, update: Update) -> list[MicroBatch]:
+    """The same rows in micro-batches of the present budget."""
+    index = [at for batch in update.batches for at in batch.index]
+    rows = [row for batch in update.batches for row in batch.rows]
+    batches = split_rows(rows, learner.memory.tokens, learner.policy.network.is_branched) if rows else []
+    return [MicroBatch([index[at] for at in batch.index], batch.rows) for batch in batches]
 
 
 def run_batches(learner: Learner, update: Update, *, is_first: bool, term: Term = "both") -> None:
@@ -166,9 +224,9 @@ def run_batches(learner: Learner, update: Update, *, is_first: bool, term: Term 
 
 def _split_backward(learner: Learner, update: Update) -> Metrics:
     """The first update's gradient as the sum of its two terms, each measured alone (the KL term with beta)."""
-    run_batches(learner, update, is_first=True, term="policy")
+    _differentiate(learner, update, 0, "policy")
     policy_norm, policy = learner.optimizer.grad_norm(), learner.optimizer.take_gradients()
-    run_batches(learner, update, is_first=True, term="kl")
+    _differentiate(learner, update, 0, "kl")
     kl_norm, product = learner.optimizer.grad_norm(), learner.optimizer.add_gradients(policy)
     metrics = {"grad_norm/policy": policy_norm, "grad_norm/kl": kl_norm}
     if policy_norm > 0 and kl_norm > 0:

@@ -45,11 +45,16 @@ def tiny_policy(
     device = Device(torch.device("cpu"), _storage(dtype))
     policy = load_policy_folder(make_model(folder, kind, seed, **changes), device, lora=lora, seed=seed)
     if dtype == torch.float64:
-        policy.model.to(torch.float64)
-        for part in policy.model.modules():
-            if hasattr(part, "variance_epsilon"):
-                part.forward = partial(_rms_norm, part)
+        in_float64(policy.model)
     return policy
+
+
+def in_float64(module: PreTrainedModel) -> None:
+    """Compute in float64 throughout."""
+    module.to(torch.float64)
+    for part in module.modules():
+        if hasattr(part, "variance_epsilon"):
+            part.forward = partial(_rms_norm, part)
 
 
 def _rms_norm(norm: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,207 @@
+"""Several processes for one job on one host: started together, ended together. Torch-free.
+
+The parent starts one process a rank and watches them. They stay in its session and process group, carry its environment and
+die with it (PR_SET_PDEATHSIG on Linux). The first rank writes events, checkpoints and the verdict. When a rank dies before
+that, the parent ends the others and writes the verdict itself, naming the rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_engine.contract.event import EngineEvent, Outcome
+from grpo_engine.events import EVENTS_FILE
+from grpo_engine.outcome import OUTCOME_FILE, exit_code, write_outcome
+
+LAST_WORDS_S = 10.0
+"""How long the others may take to end by themselves after a rank has ended."""
+TERM_S = 2.0
+_POLL_S = 0.05
+_PR_SET_PDEATHSIG = 1
+LOST = "rank_lost"
+"""Reason of a verdict that only says that another rank did not answer."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A rank's place among the ranks of its job."""
+
+    rank: int
+    size: int
+    meet: str
+    """File over which the ranks find each other."""
+
+
+def seat_arguments(seat: Seat, parent: int) -> list[str]:
+    """Command line of a rank, as `python -m grpo_engine` reads it."""
+    return ["--rank", str(seat.rank), "--ranks", str(seat.size), "--meet", seat.meet, "--parent", str(parent)]
+
+
+def add_seat_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `seat_arguments` writes; for the engine's own use."""
+    for name in ("--rank", "--ranks", "--parent"):
+        parser.add_argument(name, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--meet", help=argparse.SUPPRESS)
+
+
+def seat_of(options: argparse.Namespace) -> Seat | None:
+    """The place these arguments name; None in the process a person or the worker starts."""
+    return None if options.rank is None else Seat(options.rank, options.ranks, options.meet)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error says that another rank did not answer: ours, torch's own kind, or gloo's RuntimeError. Without torch."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return bool(kinds & {"RankLost", "DistError"}) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
+
+
+def die_with(parent: int) -> None:
+    """Have this process killed when its parent dies; end now when it is dead already. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("grpo_engine: the process that started this rank is gone")
+
+
+def verdict_path(run_dir: Path, rank: int) -> Path:
+    """Where a rank that cannot go on leaves its verdict for the parent."""
+    return run_dir / f"rank-{rank}.json"
+
+
+def leave_verdict(run_dir: Path, rank: int, outcome: Outcome) -> None:
+    """Tell the parent why this rank ends."""
+    verdict_path(run_dir, rank).write_text(json.dumps(outcome.model_dump()), encoding="utf-8")
+
+
+def run_ranks(run_dir: Path, size: int) -> int:
+    """Run a job in `size` processes. Returns the exit code that belongs to its verdict."""
+    with tempfile.TemporaryDirectory(prefix="grpo-ranks-") as folder:
+        crew = Crew(run_dir, size, f"{folder}/meet")
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, crew.on_signal)
+        try:
+            crew.watch()
+        finally:
+            crew.end()
+    if crew.signalled is not None:
+        signal.signal(crew.signalled, signal.SIG_DFL)
+        os.kill(os.getpid(), crew.signalled)
+    if not (run_dir / OUTCOME_FILE).exists():
+        write_outcome(run_dir, verdict(run_dir, size, crew.first_dead, crew.returncodes))
+    return exit_code(Outcome.model_validate_json((run_dir / OUTCOME_FILE).read_bytes()))
+
+
+class Crew:
+    """The running ranks of a job."""
+
+    def __init__(self, run_dir: Path, size: int, meet: str) -> None:
+        self.signalled: int | None = None
+        self.first_dead: int | None = None
+        """The rank that failed first, as far as the parent saw."""
+        command = [sys.executable, "-m", "grpo_engine", str(run_dir)]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(size):
+                arguments = seat_arguments(Seat(rank, size, meet), os.getpid())
+                self._processes.append(subprocess.Popen([*command, *arguments], stdin=subprocess.DEVNULL))
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def returncodes(self) -> dict[int, int]:
+        """Exit statuses of the ranks that have ended, negative for a signal."""
+        return {rank: process.returncode for rank, process in enumerate(self._processes) if process.returncode is not None}
+
+    def on_signal(self, signum: int, frame: object) -> None:
+        """Remember to end everything."""
+        self.signalled = signum
+
+    def watch(self) -> None:
+        """Return when every rank has ended, when a signal came, or when a rank ended and the others did not follow in time."""
+        deadline: float | None = None
+        while self.signalled is None:
+            ended = [rank for rank, process in enumerate(self._processes) if process.poll() is not None]
+            if len(ended) == len(self._processes):
+                self.first_dead = ended[0] if self.first_dead is None else self.first_dead
+                return
+            if ended and deadline is None:
+                self.first_dead = ended[0]
+                is_sudden = self._processes[ended[0]].returncode < 0
+                deadline = time.monotonic() + (0.0 if is_sudden else LAST_WORDS_S)
+            if deadline is not None and time.monotonic() >= deadline:
+                return
+            time.sleep(_POLL_S)
+
+    def end(self) -> None:
+        """No rank is left when this returns."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.terminate()
+        deadline = time.monotonic() + TERM_S
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def verdict(run_dir: Path, size: int, first_dead: int | None, returncodes: Mapping[int, int]) -> Outcome:
+    """Why the ranks ended when the first of them wrote no verdict: the one that failed by itself, not those that missed it."""
+    last_step, newest = progress(run_dir)
+    left = {}
+    for rank in range(size):
+        path = verdict_path(run_dir, rank)
+        if path.is_file():
+            left[rank] = Outcome.model_validate_json(path.read_bytes())
+    own = [rank for rank, outcome in left.items() if outcome.reason != LOST]
+    if own:
+        failed = left[own[0]]
+        message = f"rank {own[0]} of {size}: {failed.message}"
+        return failed.model_copy(update={"message": message, "last_step": last_step, "resume_checkpoint": newest})
+    rank = 0 if first_dead is None else first_dead
+    status = returncodes.get(rank, 0)
+    if rank in left:
+        reason, message = LOST, f"rank {rank} of {size}: {left[rank].message}"
+    elif status < 0:
+        hint = "; the kernel does that when memory runs out" if status == -signal.SIGKILL else ""
+        reason, message = "crash", f"rank {rank} of {size} was ended by {_signal_name(-status)}{hint}; the other ranks were ended"
+    else:
+        reason, message = "crash", f"rank {rank} of {size} exited with status {status} and no verdict; engine.log has its last words"
+    return Outcome(status="failed", reason=reason, message=message, retryable=True, last_step=last_step, resume_checkpoint=newest)
+
+
+def progress(run_dir: Path) -> tuple[int, str | None]:
+    """Last completed step and newest resume state, from the attempt's events."""
+    last_step, newest = 0, None
+    path = run_dir / EVENTS_FILE
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        if not line.endswith(b"\n"):
+            continue
+        event = EngineEvent.model_validate_json(line)
+        if event.type == "step.completed" and event.step is not None:
+            last_step = event.step
+        elif event.type == "run.rewound":
+            last_step = int(event.data["to_step"])
+        elif event.type == "checkpoint.saved" and event.data.get("kind") == "resume":
+            newest = str(event.data["name"])
+    return last_step, newest
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,32 @@
+"""The voice of a rank that is not the first: it says nothing, and remembers what was said as the first one does."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from grpo_engine.contract.event import EngineEvent, Level
+from grpo_engine.events import EventLog
+
+
+class SilentLog(EventLog):
+    """An event log without a file."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.seq = self.num_dropped = self.num_write_failures = self.last_step = 0
+        self.newest_resume = None
+
+    def emit(
+        self, kind: str, message: str, *, step: int | None = None, level: Level = "info", data: dict[str, Any] | None = None
+    ) -> EngineEvent | None:
+        """Follow the run, write nothing."""
+        self._follow(EngineEvent(epoch=self.epoch, seq=1, time=time.time(), type=kind, level=level, step=step, message="", data=data or {}))
+        return None
+
+    def flush(self) -> bool:
+        """Nothing ever waits."""
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
