@@ -228,7 +228,7 @@ def test_two_probes_do_not_meet(worker: Worker, ask: Callable[..., Future[httpx.
 
 def test_several_processes_are_refused(worker: Worker, ask: Callable[..., Future[httpx.Response]]) -> None:
     worker.appear()
-    assert error_of(ask(resources={"cpu_ranks": 2}).result(20)) == (422, "not_implemented", "probe")
+    assert error_of(ask(resources={"cpu_ranks": 2}).result(20))[:2] == (422, "not_implemented")
 
 
 def test_a_redis_that_is_away_is_503_in_bounded_time(api_settings: Settings, limits: StreamLimits, own_valkey: ValkeyServer) -> None:
