@@ -2,7 +2,7 @@
 
 import { toNumber } from "./format.js";
 
-export const LIMIT = 6000;
+export const LIMIT = 2000;
 
 export class Series {
   constructor(limit = LIMIT) {
