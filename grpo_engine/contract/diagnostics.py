@@ -110,13 +110,15 @@ class BlowUp(_Detector):
 
 
 class RewardHacking(_Detector):
-    """The training reward rises while the held-out one falls, or while length or repetition rise with KL."""
+    """The training reward rises while the held-out one falls, or with KL while length or repetition rise or answers have shrunk."""
 
     window: Window = 20
     standard_errors: NonNegativeFloat = 2.0
     """A slope counts when it exceeds this many of its standard errors."""
     eval_points: Annotated[int, Field(ge=3, le=50)] = 5
     """Held-out evaluations looked at."""
+    shrunk_ratio: Fraction = 0.5
+    """Answers have shrunk below this share of the mean length of the first 5 steps."""
 
 
 class Stagnation(_Detector):

@@ -10,6 +10,9 @@ from grpo_engine.contract.diagnostics import BlowUp, Collapse, LengthCollapse, R
 from grpo_engine.detectors.history import History, fit_slope
 from grpo_engine.detectors.verdict import JobTraits, Verdict
 
+BASELINE_STEPS = 5
+"""Steps whose mean length shrunken answers are held against."""
+
 
 def collapse(history: History, cfg: Collapse, job: JobTraits) -> Verdict | None:
     """Repetition or lost entropy together with a high KL."""
@@ -71,13 +74,16 @@ def reward_hacking(history: History, cfg: RewardHacking, _job: JobTraits) -> Ver
         if is_rising and held_out.is_falling(cfg.standard_errors):
             return Verdict.of(True, reward.per_step, cfg.standard_errors * reward.se, message)
     kl = history.kl_slope(cfg.window)
-    grows = [
-        word
+    signs = [
+        f"{word} rises"
         for word, name in (("length", "completion/length_mean"), ("repetition", "completion/rep_ngram4"))
         if (slope := history.slope(name, cfg.window)) is not None and slope.is_rising(cfg.standard_errors)
     ]
-    is_on = is_rising and bool(grows) and kl is not None and kl.is_rising(cfg.standard_errors)
-    message = f"reward, KL and {' and '.join(grows) or 'length'} rise together: read some completions before you trust the reward"
+    length, first = history.now("completion/length_mean"), history.at_start("completion/length_mean", BASELINE_STEPS)
+    if length is not None and first and length < cfg.shrunk_ratio * first:
+        signs.append(f"answers shrank to {length / first:.0%}")
+    is_on = is_rising and bool(signs) and kl is not None and kl.is_rising(cfg.standard_errors)
+    message = f"reward and KL rise and {' and '.join(signs) or 'length holds'}: read some completions before you trust the reward"
     return Verdict.of(is_on, reward.per_step, cfg.standard_errors * reward.se, message)
 
 

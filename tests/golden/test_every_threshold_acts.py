@@ -47,6 +47,7 @@ HACKED = [{"reward/mean": r, "completion/length_mean": 20 + n, **kl(0.001 * n)} 
 EVALUATED = [
     {"reward/mean": 0.1 * n, **({"eval/reward_mean": 1 - 0.01 * n + (0.1 if n < 6 else 0)} if n % 3 == 0 else {})} for n in range(60)
 ]
+SHRUNK = [{"reward/mean": r, "completion/length_mean": max(50.0 - n, 18.0), **kl(0.001 * n)} for n, r in enumerate(CLIMB)]
 DISSOLVING = [{"policy/entropy": e, "completion/truncated_frac": e, **kl(0.001 * n)} for n, e in enumerate(noisy(60, 0.35))] + [
     {"policy/entropy": 1.0, "completion/truncated_frac": 0.0, **kl(0.06)}
 ] * 30
@@ -77,7 +78,7 @@ SERIES: dict[str, list[Rows]] = {
     "collapse": [SICK, *[[START, {**START, key: SICK[1][key]}] for key in SIGNS]],
     "length_collapse": [[{"completion/length_mean": value} for value in LENGTHS]],
     "blow_up": [DISSOLVING],
-    "reward_hacking": [HACKED, EVALUATED],
+    "reward_hacking": [HACKED, EVALUATED, SHRUNK],
     "stagnation": [STUCK, RISING, *[[*[FLAT] * 3, *[{**FLAT, **cause}] * 30] for cause in CAUSES]],
     "oscillation": [ZIGZAG],
     "length_bias": [SHORTER],
@@ -94,7 +95,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "collapse": {"entropy_ratio": 0.1, "rep_ngram4": 0.5, "distinct2_ratio": 0.3, "target_ratio": 4.0, "kl": 0.06},
     "length_collapse": {"ratio": 0.4, "baseline_steps": 1},
     "blow_up": {"window": 30, "standard_errors": 30.0},
-    "reward_hacking": {"window": 30, "standard_errors": 30.0, "eval_points": 8},
+    "reward_hacking": {"window": 30, "standard_errors": 30.0, "eval_points": 8, "shrunk_ratio": 0.3},
     "stagnation": {
         "window": 10,
         "standard_errors": 100.0,
