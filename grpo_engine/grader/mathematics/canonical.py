@@ -94,6 +94,10 @@ def clean_markdown(text: str) -> str:
     return _UNDERLINED.sub(r"\1", _LINE_MARK.sub("", _BOLD.sub("", text))).replace("`", "")
 
 
+_REVERSED_INTERVAL = re.compile(r"(?=\]|.*\[$)([\[\]])([^\[\]]+,[^\[\]]+)([\[\]])")
+"""An interval with a bracket turned outwards; the usual `[a,b]` is none."""
+
+
 def canonical(text: str) -> str:
     """The small LaTeX of an answer, without delimiters, markup and the full stop after it."""
     text = _outer(_unicode(clean_markdown(text)))
@@ -102,7 +106,16 @@ def canonical(text: str) -> str:
         text = pattern.sub(replacement, text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    return _outer(_BASE_WORD.sub(lambda match: f"_{_BASE_WORDS[match[1]]}", text))
+    text = _outer(_BASE_WORD.sub(lambda match: f"_{_BASE_WORDS[match[1]]}", text))
+    return _open_ends(text)
+
+
+def _open_ends(text: str) -> str:
+    r"""`]2,\infty[` as ISO 80000-2 writes open ends, in round brackets."""
+    found = _REVERSED_INTERVAL.fullmatch(text)
+    if found is None:
+        return text
+    return ("(" if found[1] == "]" else "[") + found[2] + (")" if found[3] == "[" else "]")
 
 
 def _unicode(text: str) -> str:

@@ -71,13 +71,21 @@ def extract(text: str, how: str) -> Found | None:
     if how == "last_number":
         return _found(last_number(visible), how)
     tagged = last_tag(visible, "answer")
+    if tagged is None and "<answer>" in visible:  # opened and never closed: the completion says that its answer begins here
+        tagged = visible.rpartition("<answer>")[2]
     return _auto(visible) if tagged is None else _inside_tag(tagged, "xml:answer")
 
 
 def extract_reference(text: str) -> str:
-    """The reference itself: a whole solution is cut down to its last box or its `####` line."""
+    """The reference itself: a whole solution is cut down to its last box or its `####` line, "The answer is 42." to 42."""
     boxed = last_boxed(text)
-    return boxed if boxed is not None else _last_hash(text) or text
+    if boxed is not None:
+        return boxed
+    hashed = _last_hash(text)
+    if hashed is not None:
+        return hashed
+    label = _LABEL.match(text.strip())
+    return text.strip()[label.end() :].removesuffix(".") or text if label else text
 
 
 def after_reasoning(text: str) -> str:
