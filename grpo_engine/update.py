@@ -10,7 +10,6 @@ Shapes as in batch.py: P prompts, G completions of each, B = P * G rows, T compl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -24,11 +23,12 @@ from grpo_engine.contract.aggregation import kl_aggregation, loss_aggregation
 from grpo_engine.contract.kl import Direction
 from grpo_engine.kl import ExactKl, KlTokens, kl_loss_tokens, kl_penalty
 from grpo_engine.learner import Learner
-from grpo_engine.logprob import MicroBatch, Row, TokenStats, rollout_stats, split_rows, token_stats
+from grpo_engine.logprob import MicroBatch, TokenStats, rollout_stats, token_stats
 from grpo_engine.loss import Normaliser, PolicyTokens, aggregate, policy_loss_tokens
-from grpo_engine.ranks import Ranks
 from grpo_engine.reference import Reference
-from grpo_engine.step_metrics import Metrics, StepTensors, kl_metrics, kl_pair_metrics, masked_mean
+from grpo_engine.shares import own_rows, split_again, split_own
+from grpo_engine.step_metrics import Metrics, StepTensors
+from grpo_engine.update_metrics import first_metrics, ratio_metrics
 from grpo_engine.vocabulary import ReferenceStates
 
 Term = Literal["both", "policy", "kl"]
@@ -87,7 +87,7 @@ def _prepare(learner: Learner, rollout: Rollout, advantages: Advantages, beta: f
     policy_mask_BT = mask_BT * advantages.policy_keep_PG.reshape(-1, 1).to(mask_BT)
     kl_mask_BT = mask_BT * advantages.kl_keep_PG.reshape(-1, 1).to(mask_BT)
     update = Update(
-        batches=split_own(learner, rollout.rows, own),
+        batches=split_own(rollout.rows, own, learner.memory.tokens, policy.network.is_branched),
         tensors=tensors,
         advantage=advantages.advantage_PG.flatten().to(device),
         policy_mask_BT=policy_mask_BT,
@@ -105,20 +105,6 @@ def _prepare(learner: Learner, rollout: Rollout, advantages: Advantages, beta: f
         old, _ = rollout_stats(policy.network, update.batches, temperature=grpo.sampling.temperature, pad_id=policy.pad_id)
         _keep(tensors.old_logprob_BT, update, old)
     return update
-
-
-def own_rows(ranks: Ranks, rollout: Rollout) -> range:
-    """The rows of this rank's share of the groups."""
-    groups = ranks.share_of(len(rollout.groups))
-    first, last = (sum(len(group.completions) for group in rollout.groups[:at]) for at in (groups.start, groups.stop))
-    return range(first, last)
-
-
-def split_own(learner: Learner, rows: Sequence[Row], own: range) -> list[MicroBatch]:
-    """This rank's micro-batches by the present budget."""
-    mine = [rows[at] for at in own]
-    batches = split_rows(mine, learner.memory.tokens, learner.policy.network.is_branched) if mine else []
-    return [MicroBatch([own.start + at for at in batch.index], batch.rows) for batch in batches]
 
 
 def _keep(into_BT: Tensor, update: Update, stats: TokenStats) -> None:
@@ -172,9 +158,9 @@ def optimize(learner: Learner, update: Update, learning_rate: float, metrics: Me
             _differentiate(learner, update, iteration)
         grad_norm = learner.ranks.first(learner.optimizer.grad_norm)
         if iteration == 0:
-            metrics |= _first_metrics(learner, update)
+            metrics |= first_metrics(update, learner.grpo.kl.direction)
             metrics["grad_norm/total"] = grad_norm
-        metrics |= _ratio_metrics(update)
+        metrics |= ratio_metrics(update)
         total = update.policy_sum + update.beta * update.kl_sum if update.beta > 0 else update.policy_sum
         if not (math.isfinite(total) and math.isfinite(grad_norm)):
             learner.optimizer.zero_grad()
@@ -201,18 +187,10 @@ def _differentiate_own(learner: Learner, update: Update, iteration: int, term: T
     learner.optimizer.zero_grad()
     if update.micro_batch_tokens != learner.memory.tokens:
         update.micro_batch_tokens = learner.memory.tokens
-        update.batches = _split_again(learner, update)
+        update.batches = split_again(update.batches, learner.memory.tokens, learner.policy.network.is_branched)
         if learner.reference is not None:
             _refer(learner, learner.reference, update)
     run_batches(learner, update, is_first=iteration == 0, term=term)
-
-
-def _split_again(learner: Learner, update: Update) -> list[MicroBatch]:
-    """The same rows in micro-batches of the present budget."""
-    index = [at for batch in update.batches for at in batch.index]
-    rows = [row for batch in update.batches for row in batch.rows]
-    batches = split_rows(rows, learner.memory.tokens, learner.policy.network.is_branched) if rows else []
-    return [MicroBatch([index[at] for at in batch.index], batch.rows) for batch in batches]
 
 
 def run_batches(learner: Learner, update: Update, *, is_first: bool, term: Term = "both") -> None:
@@ -310,31 +288,3 @@ def _keep_policy(tensors: StepTensors, rows: Tensor, policy: PolicyTokens) -> No
     tensors.ratio_BT[rows] = policy.ratio_BT.double()
     tensors.clipped_low_BT[rows] = policy.clipped_low_BT.double()
     tensors.clipped_high_BT[rows] = policy.clipped_high_BT.double()
-
-
-def _first_metrics(learner: Learner, update: Update) -> Metrics:
-    """Loss, entropy and KL as they stood before the first update. loss/total = loss/policy + beta/applied * kl/loss_term."""
-    tensors = update.tensors
-    metrics = {
-        "loss/policy": update.policy_sum,
-        "loss/total": update.policy_sum,
-        "policy/entropy": masked_mean(tensors.entropy_BT, tensors.mask_BT),
-        **kl_metrics(tensors, learner.grpo.kl.direction),
-    }
-    if tensors.ref_logprob_BT is not None:
-        metrics["kl/loss_term"] = update.kl_sum
-        metrics["loss/kl"] = update.beta * update.kl_sum if update.beta > 0 else 0.0
-        metrics["loss/total"] = update.policy_sum + metrics["loss/kl"]
-        metrics["kl/clip_frac"] = masked_mean(tensors.kl_clipped_BT, update.kl_mask_BT)
-    return metrics
-
-
-def _ratio_metrics(update: Update) -> Metrics:
-    """How far the policy of this update has moved from the one that opened the step; the last update's numbers stay."""
-    tensors, mask_BT = update.tensors, update.policy_mask_BT
-    return {
-        "policy/ratio_mean": masked_mean(tensors.ratio_BT, mask_BT),
-        "policy/clip_frac_low": masked_mean(tensors.clipped_low_BT, mask_BT),
-        "policy/clip_frac_high": masked_mean(tensors.clipped_high_BT, mask_BT),
-        **kl_pair_metrics("old", tensors.logprob_BT, tensors.old_logprob_BT, tensors.mask_BT, "policy_ref"),
-    }

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from grpo_engine.__main__ import read_dispatch
 from grpo_engine.assemble import assemble
@@ -132,7 +132,8 @@ def test_other_settings_give_the_same_series(job: Path, more: dict[str, Any]) ->
 def test_memory_that_runs_out_on_one_rank_halves_all(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import grpo_engine.update as update_module
 
-    real, failed = update_module.forward_backward, []
+    real = update_module.forward_backward
+    failed: list[bool] = []
 
     def fails_once(learner: Any, *args: Any, **more: Any) -> None:
         if learner.ranks.rank == 1 and not failed:
