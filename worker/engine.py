@@ -17,6 +17,8 @@ from worker.processes import (
     JOB_VARIABLE,
     RUN_VARIABLE,
     SUPERVISOR_VARIABLE,
+    SURVIVED_S,
+    CannotEnd,
     Identity,
     end_attempt,
     identify,
@@ -95,12 +97,16 @@ class Engine:
         signal_attempt(self.attempt.job_id, self.attempt.epoch, signum)
 
     def end(self, grace_s: float) -> None:
-        """No process of the attempt is left when this returns. SIGTERM first, SIGKILL after `grace_s`."""
+        """No process of the attempt is left when this returns. SIGTERM first, SIGKILL after `grace_s`.
+
+        Raises CannotEnd when one survives SIGKILL for `SURVIVED_S`, as a process does that hangs in a driver.
+        """
         if self._process.poll() is None:
             self.signal(signal.SIGTERM)
             if not self.wait(grace_s):
                 self.signal(signal.SIGKILL)
-                self._process.wait()
+                if not self.wait(SURVIVED_S):
+                    raise CannotEnd(f"process {self._process.pid} has survived SIGKILL for {SURVIVED_S:g} s")
         end_attempt(self.attempt.job_id, self.attempt.epoch, grace_s=min(grace_s, 1.0))
 
     def cap_log(self) -> None:

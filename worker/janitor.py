@@ -18,7 +18,7 @@ import psutil
 from grpo_engine.contract.event import Outcome
 from jobs.artifacts import JOB_ID, Artifacts
 from worker.attempt import Attempt
-from worker.processes import Badge, end_attempt, engine_processes, start_time
+from worker.processes import SURVIVED_S, Badge, CannotEnd, end_attempt, engine_processes, start_time
 from worker.tail import progress_of
 from worker.verdict import worker_lost
 
@@ -43,10 +43,14 @@ def sweep(artifacts: Artifacts, grace_s: float) -> list[Attempt]:
 def close_attempt(attempt: Attempt, grace_s: float) -> Outcome:
     """End what is left of an attempt whose supervisor died, and write its verdict if the engine left none."""
     engine = attempt.engine()
-    ended = end_attempt(attempt.job_id, attempt.epoch, grace_s)
-    if engine is not None and engine.is_alive():  # its environment could not be read
-        ended = True
-        _end_process(engine.pid, grace_s)
+    try:
+        ended = end_attempt(attempt.job_id, attempt.epoch, grace_s)
+        if engine is not None and engine.is_alive():  # its environment could not be read
+            ended = True
+            _end_process(engine.pid, grace_s)
+    except CannotEnd as error:  # fenced by its epoch all the same: the job goes on elsewhere
+        log.error("%s: %s; it hangs in a driver or on a disk, and the host needs a hand", attempt, error)
+        ended = False
     outcome = attempt.outcome() or attempt.settle(worker_lost(progress_of(attempt)))
     log.warning("%s: its worker died; %s, %s", attempt, "engine ended" if ended else "no engine was left", outcome.reason)
     return outcome
@@ -72,6 +76,8 @@ def _end_process(pid: int, grace_s: float) -> None:
     process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while start_time(pid) is not None:
+        if time.monotonic() >= deadline + SURVIVED_S:
+            raise CannotEnd(f"process {pid} has survived SIGKILL for {SURVIVED_S:g} s")
         if time.monotonic() >= deadline:
             process.kill()
         time.sleep(0.05)

@@ -23,7 +23,13 @@ SUPERVISOR_VARIABLE = "GRPO_SUPERVISOR"
 """Who watches over the process: `<pid>:<start time>`."""
 RUN_VARIABLE = "GRPO_RUN_DIR"
 
+SURVIVED_S = 60.0
+"""A process that SIGKILL has not ended in this time hangs in the kernel: in a driver, or on a disk."""
 _POLL_S = 0.05
+
+
+class CannotEnd(Exception):
+    """A process of an attempt does not die."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,7 @@ def signal_attempt(job_id: str, epoch: int, signum: signal.Signals) -> int:
 def end_attempt(job_id: str, epoch: int, grace_s: float) -> bool:
     """SIGTERM, then SIGKILL after `grace_s`, until no process of the attempt is left. Returns whether there were any.
 
-    A process that begins while this runs is found by the next look.
+    A process that begins while this runs is found by the next look. Raises CannotEnd when one survives SIGKILL for `SURVIVED_S`.
     """
     deadline = time.monotonic() + grace_s
     asked: set[int] = set()
@@ -152,6 +158,8 @@ def end_attempt(job_id: str, epoch: int, grace_s: float) -> bool:
     while members := carriers(job_id, epoch):
         found = True
         overdue = time.monotonic() >= deadline
+        if time.monotonic() >= deadline + SURVIVED_S:
+            raise CannotEnd(f"processes {[process.pid for process in members]} have survived SIGKILL for {SURVIVED_S:g} s")
         for process in members:
             if overdue:
                 _send(process, signal.SIGKILL)

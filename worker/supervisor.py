@@ -24,6 +24,7 @@ from jobs.live import SUPERVISOR_COMMANDS
 from worker.attempt import Attempt
 from worker.drain import DrainFlag
 from worker.engine import ENGINE_COMMAND, Engine
+from worker.processes import SURVIVED_S, CannotEnd
 from worker.tail import Tail
 from worker.verdict import oom_kills, stopped, verdict_on_exit
 from worker.wire import Wire
@@ -155,11 +156,13 @@ class Supervisor:
             self._sent.add(command.number)
 
     def _press(self, engine: Engine) -> None:
-        """Escalate by time: nothing, SIGTERM, SIGKILL."""
+        """Escalate by time: nothing, SIGTERM, SIGKILL. Raises CannotEnd when that has not helped for `SURVIVED_S`."""
         if self._stop < Stop.DRAIN:
             return
         patience = self._timing.drain_grace_s if self._stop is Stop.DRAIN else 0.0
         waited = time.monotonic() - self._stop_since - patience
+        if waited >= self._timing.cancel_grace_s + SURVIVED_S:
+            raise CannotEnd(f"the engine of {self._attempt} has survived SIGKILL for {SURVIVED_S:g} s")
         if waited >= self._timing.cancel_grace_s:
             engine.signal(signal.SIGKILL)
         elif waited >= 0 and self._last_signal is None:

@@ -29,6 +29,8 @@ from jobs.settings import Settings, bare_environment
 from worker.attempt import Attempt
 from worker.drain import DRAIN
 from worker.engine import ENGINE_COMMAND
+from worker.gpus import Assignment, Gpus, NoHealthyGpu
+from worker.processes import CannotEnd
 from worker.supervisor import Supervisor, Timing
 from worker.tail import progress_of
 from worker.verdict import Progress, stopped, supervision_failed
@@ -61,14 +63,21 @@ def carry_out(
     artifacts = Artifacts(settings.data_dir)
     attempt = Attempt(artifacts, job_id, epoch)
     if attempt.is_claimed:
-        return _drop_duplicate(attempt, live, worker_id, "is claimed already")
+        _drop_duplicate(attempt, live, worker_id, "is claimed already")
+        return None
     wanted = live.get_wanted(job_id)
     if wanted is not None and wanted.epoch > epoch:
         log.warning("%s is superseded by attempt %s; message dropped", attempt, wanted.epoch)
         return None
     dispatch = read_dispatch(attempt, live, artifacts, settings)
+    gpus = Gpus(settings.data_dir)
+    try:
+        assigned = gpus.assign(bare_environment(), dispatch.spec.method.grpo.resources)
+    except NoHealthyGpu as error:
+        raise NotStarted(f"{attempt} is left to another worker: {error}; release one with `python -m worker.gpus`") from error
     if not attempt.claim(worker_id):
-        return _drop_duplicate(attempt, live, worker_id, "was claimed at the same moment")
+        _drop_duplicate(attempt, live, worker_id, "was claimed at the same moment")
+        return None
     wire = Wire(live, job_id, epoch, worker_id)
     wire.renew_lease()
     try:
@@ -77,8 +86,12 @@ def carry_out(
             return attempt.settle(early)
         attempt.write_dispatch(dispatch)
         with _sigterm_drains():
-            return Supervisor(attempt, wire, _timing(settings), DRAIN, environment=bare_environment(), command=engine_command).run()
+            outcome = Supervisor(attempt, wire, _timing(settings), DRAIN, environment=assigned.environment, command=engine_command).run()
+        _report_quarantine(attempt, live, worker_id, _judge(gpus, assigned, outcome), outcome.message)
+        return outcome
     except BaseException as error:
+        if isinstance(error, CannotEnd):
+            _report_quarantine(attempt, live, worker_id, gpus.condemn(assigned.devices, str(error)), str(error))
         if attempt.outcome() is None:
             attempt.settle(supervision_failed(error, progress_of(attempt)))
         raise
@@ -93,11 +106,38 @@ def _drop_duplicate(attempt: Attempt, live: Live, worker_id: str, how: str) -> N
         return
     log.warning("duplicate_delivery: %s %s; message dropped", attempt, how)
     message = f"The message of attempt {attempt.epoch} came once more, and it {how}; dropped."
-    notice = Notice(type="attempt.duplicate_delivery", job_id=attempt.job_id, epoch=attempt.epoch, worker=worker_id, message=message)
+    _tell(Notice(type="attempt.duplicate_delivery", job_id=attempt.job_id, epoch=attempt.epoch, worker=worker_id, message=message), live)
+
+
+def _judge(gpus: Gpus, assigned: Assignment, outcome: Outcome) -> list[str]:
+    try:
+        return gpus.judge(assigned.devices, outcome) if assigned.devices else []
+    except OSError as error:
+        log.error("what is known of %s could not be written down: %s", ", ".join(assigned.devices), error)
+        return []
+
+
+def _report_quarantine(attempt: Attempt, live: Live, worker_id: str, devices: Sequence[str], why: str) -> None:
+    """Say that devices are given to no job any more, here and in the history of the job that showed it."""
+    if not devices:
+        return
+    message = f"GPU {', '.join(devices)} is in quarantine: {why}"[:2000]
+    log.error("%s: %s", attempt, message)
+    data = {"host": socket.gethostname(), "devices": list(devices)}
+    _tell(
+        Notice(
+            type="attempt.device_quarantined", job_id=attempt.job_id, epoch=attempt.epoch, worker=worker_id, message=message,
+            level="error", data=data,
+        ),
+        live,
+    )  # fmt: skip
+
+
+def _tell(notice: Notice, live: Live) -> None:
     try:
         live.post_notice(notice.model_dump_json())
     except Unavailable as error:
-        log.warning("%s: the history will not tell of it: %s", attempt, error)
+        log.warning("the history of %s will not tell of %s: %s", notice.job_id, notice.type, error)
 
 
 def read_dispatch(attempt: Attempt, live: Live, artifacts: Artifacts, settings: Settings) -> Dispatch:
