@@ -11,13 +11,14 @@ Shapes as in attention.py.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from grpo_engine.attention import BranchPlan
+from grpo_engine.lean import Forward, LeanForward
 from grpo_engine.network import Network
 
 
@@ -37,16 +38,26 @@ class Decoder(Protocol):
         ...
 
 
-def make_decoder(network: Network, max_new_tokens: int) -> Decoder:
+def make_decoder(network: Network, max_new_tokens: int, lean: LeanForward | None = None) -> Decoder:
     """The fastest decoder that is right for this network."""
-    return BranchedDecoder(network, max_new_tokens) if network.is_branched else CachedDecoder(network)
+    return BranchedDecoder(network, max_new_tokens, lean) if network.is_branched else CachedDecoder(network)
 
 
 class BranchedDecoder:
-    """Decodes with the prompt's keys and values shared by its group."""
+    """Decodes with the prompt's keys and values shared by its group.
 
-    def __init__(self, network: Network, max_new_tokens: int) -> None:
+    Rows stand in a grid of prompts times slots, as many slots as the fullest group has rows left, so that a group's
+    queries form one matrix against the shared prompt; the cells that are over are computed and thrown away. On the CPU the
+    completions' own keys and values are kept in fp32: their products are many and tiny, and oneDNN's bf16 ones take three
+    times as long.
+
+    Grid shapes: P prompts   K key/value heads   G slots   R query heads of a key head   D head size   L cached tokens.
+    """
+
+    def __init__(self, network: Network, max_new_tokens: int, lean: LeanForward | None = None) -> None:
         self._network = network
+        self._hidden: Forward = network.hidden_of if lean is None else lean
+        self._logits: Callable[[Tensor], Tensor] = network.logits if lean is None else lean.logits
         self._limit = max_new_tokens
         self._prompt_kv: list[tuple[Tensor, Tensor]] = []
         self._own_kv: list[tuple[Tensor, Tensor]] = []
@@ -56,101 +67,98 @@ class BranchedDecoder:
         """See `Decoder.start`."""
         plan = BranchPlan.build(prompts, [[] for _ in prompts], self._network.device)
         plan.keep_prompt_kv = self._prompt_kv
-        hidden_NC = self._network.hidden(plan)
-        self._lengths_P = plan.prompt_lengths_P
-        self._group_B = torch.arange(len(prompts), device=hidden_NC.device).repeat_interleave(group_size)
+        hidden_NC = self._hidden(plan.input_ids_N, plan.position_ids_N, plan)
+        self._lengths_P, self._slots = plan.prompt_lengths_P, group_size
+        self._cell_B = torch.arange(len(prompts) * group_size, device=hidden_NC.device)
         last = torch.cumsum(self._lengths_P, 0) - 1
-        return self._network.logits(hidden_NC[last]).repeat_interleave(group_size, 0)
+        return self._logits(hidden_NC[last]).repeat_interleave(group_size, 0)
 
     def step(self, token_B: Tensor) -> Tensor:
         """See `Decoder.step`."""
-        self._grow(len(token_B))
-        self._layout()
-        positions = self._lengths_P[self._group_B] + self._length
-        hidden_BC = self._network.hidden_of(token_B, positions, self)
+        self._grow()
+        self._masks: dict[int | None, tuple[Tensor | None, Tensor | None]] = {}
+        cells = len(self._lengths_P) * self._slots
+        is_full = len(token_B) == cells
+        token_N = token_B if is_full else token_B.new_zeros(cells).index_copy_(0, self._cell_B, token_B)
+        positions_N = self._lengths_P.repeat_interleave(self._slots) + self._length
+        hidden_NC = self._hidden(token_N, positions_N, self)
         self._length += 1
-        return self._network.logits(hidden_BC)
+        return self._logits(hidden_NC if is_full else hidden_NC.index_select(0, self._cell_B))
 
     def keep(self, index_B: Tensor) -> None:
-        """See `Decoder.keep`. Prompts left without completions go too."""
-        groups, self._group_B = torch.unique(self._group_B[index_B], return_inverse=True)
+        """See `Decoder.keep`. The grid shrinks when a group has ended or the fullest group has fewer rows."""
+        cell_B = self._cell_B[index_B]
+        groups, group_B, counts = torch.unique(cell_B // self._slots, return_inverse=True, return_counts=True)
+        slots = int(counts.max())
+        if len(groups) == len(self._lengths_P) and slots == self._slots:
+            self._cell_B = cell_B
+            return
+        slot_B = torch.arange(len(cell_B), device=cell_B.device) - (torch.cumsum(counts, 0) - counts)[group_B]
+        source_PG = torch.zeros(len(groups), slots, dtype=torch.long, device=cell_B.device)  # cells left over repeat slot 0
+        source_PG[group_B, slot_B] = cell_B % self._slots
         if len(groups) < len(self._lengths_P):
             self._lengths_P = self._lengths_P[groups]
             self._prompt_kv = [(key.index_select(0, groups), value.index_select(0, groups)) for key, value in self._prompt_kv]
-        self._own_kv = [(key.index_select(0, index_B), value.index_select(0, index_B)) for key, value in self._own_kv]
+        for layer, (key, value) in enumerate(self._own_kv):
+            heads = torch.arange(key.shape[1], device=cell_B.device)[None, :, None]
+            at = (groups[:, None, None], heads, source_PG[:, None])
+            self._own_kv[layer] = (key[at], value[at])
+        self._cell_B, self._slots = group_B * slots + slot_B, slots
 
-    def _grow(self, batch: int) -> None:
-        capacity = self._own_kv[0][0].shape[2] if self._own_kv else 0
+    def _grow(self) -> None:
+        capacity = self._own_kv[0][0].shape[3] if self._own_kv else 0
         if self._length < capacity:
             return
         size = min(max(2 * capacity, 64), self._limit)
-        grown = []
-        for layer, pair in enumerate(self._prompt_kv):
-            new = tuple(prompt.new_zeros(batch, prompt.shape[1], size, prompt.shape[3]) for prompt in pair)
-            for old, fresh in zip(self._own_kv[layer] if self._own_kv else (), new, strict=False):
-                fresh[:, :, :capacity] = old
-            grown.append((new[0], new[1]))
-        self._own_kv = grown
+        for layer, (prompt, _) in enumerate(self._prompt_kv):
+            dtype = torch.float32 if prompt.dtype == torch.bfloat16 and prompt.device.type == "cpu" else prompt.dtype
+            shape = (prompt.shape[0], prompt.shape[1], self._slots, size, prompt.shape[3])
+            pair = (prompt.new_empty(shape, dtype=dtype), prompt.new_empty(shape, dtype=dtype))
+            if not capacity:
+                self._own_kv.append(pair)
+                continue
+            for old, fresh in zip(self._own_kv[layer], pair, strict=True):
+                fresh[:, :, :, :capacity] = old
+            self._own_kv[layer] = pair
 
-    def _layout(self) -> None:
-        """Slot of each row in its group, so that a group's queries form one matrix against the shared prompt."""
-        group_B = self._group_B
-        counts = torch.bincount(group_B, minlength=len(self._lengths_P))
-        starts = torch.cumsum(counts, 0) - counts
-        self._slot_B = torch.arange(len(group_B), device=group_B.device) - starts[group_B]
-        self._slots = int(counts.max())
-        self._is_full = bool((counts == self._slots).all())
-        self._masks: dict[int | None, tuple[Tensor, Tensor | None]] = {}
-
-    def _mask(self, window: int | None, width_S: int) -> tuple[Tensor, Tensor | None]:
-        """Which keys are out of reach: (B, 1, 1, S) of the prompt, and (t+1,) of the completion when a window cuts it."""
+    def _mask(self, window: int | None, width_S: int) -> tuple[Tensor | None, Tensor | None]:
+        """Which keys are out of reach: (P, 1, 1, 1, S) of the prompt, and (L,) of the completion when a window cuts it."""
         if window not in self._masks:
-            at_S = torch.arange(width_S, device=self._group_B.device)
-            length_B1 = self._lengths_P[self._group_B][:, None]
-            far = at_S >= length_B1
+            at_S = torch.arange(width_S, device=self._lengths_P.device)
+            length_P1 = self._lengths_P[:, None]
+            far_PS = at_S >= length_P1
             own = None
             if window is not None:
-                far = far | (length_B1 + self._length - at_S >= window)
-                at_T = torch.arange(self._length + 1, device=at_S.device)
-                own = self._length - at_T >= window
-            self._masks[window] = (far[:, None, None], own)
+                far_PS = far_PS | (length_P1 + self._length - at_S >= window)
+                own = self._length - torch.arange(self._length + 1, device=at_S.device) >= window
+            self._masks[window] = (far_PS[:, None, None, None] if bool(far_PS.any()) else None, own)
         return self._masks[window]
 
     def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scaling: float, window: int | None) -> Tensor:
         """Attention of one new token a row: to the group's prompt, and to the row's own past."""
         prompt_key, prompt_value = self._prompt_kv[layer]
+        groups, kv_heads, width_S, size = prompt_key.shape
+        grid = (groups, self._slots, kv_heads)
         own_key, own_value = self._own_kv[layer]
-        own_key[:, :, self._length], own_value[:, :, self._length] = key_NKD, value_NKD
-        own_key, own_value = own_key[:, :, : self._length + 1], own_value[:, :, : self._length + 1]
-        batch, heads, size = query_NHD.shape
-        kv_heads, width_S = prompt_key.shape[1], prompt_key.shape[2]
-        query = (query_NHD * scaling).view(batch, kv_heads, -1, size)
-        to_prompt = self._ungroup(self._group(query) @ prompt_key.transpose(2, 3), query.shape[2])
+        own_key[:, :, :, self._length] = key_NKD.view(*grid, size).transpose(1, 2)
+        own_value[:, :, :, self._length] = value_NKD.view(*grid, size).transpose(1, 2)
+        own_key, own_value = (cache[:, :, :, : self._length + 1].flatten(0, 2) for cache in (own_key, own_value))
+        query = query_NHD.reshape(*grid, -1, size).transpose(1, 2).contiguous()  # (P, K, G, R, D)
+        shape = query.shape[:-1]
+        to_prompt = query.view(groups, kv_heads, -1, size) @ prompt_key.transpose(2, 3)
+        to_own = torch.bmm(query.view(-1, shape[3], size).to(own_key.dtype), own_key.transpose(1, 2))
+        scores = torch.cat([to_prompt.view(*shape, width_S), to_own.view(*shape, -1)], 4)
+        scores = (scores.float() if scores.dtype == torch.bfloat16 else scores).mul_(scaling)
         far, own_far = self._mask(window, width_S)
-        to_own = query @ own_key.transpose(2, 3)
-        scores = torch.cat([to_prompt.masked_fill(far, float("-inf")), to_own], 3)
+        if far is not None:
+            scores[..., :width_S].masked_fill_(far, float("-inf"))
         if own_far is not None:
             scores[..., width_S:].masked_fill_(own_far, float("-inf"))
-        share = torch.softmax(scores.float() if scores.dtype == torch.bfloat16 else scores, 3).to(query.dtype)
-        from_prompt = self._ungroup(self._group(share[..., :width_S]) @ prompt_value, query.shape[2])
-        return (from_prompt + share[..., width_S:] @ own_value).reshape(batch, heads, size)
-
-    def _group(self, rows_BKRX: Tensor) -> Tensor:
-        """(B, K, R, X) -> (P, K, slots * R, X)."""
-        _, kv_heads, repeats, width = rows_BKRX.shape
-        groups = len(self._lengths_P)
-        if self._is_full:
-            padded = rows_BKRX.view(groups, self._slots, kv_heads, repeats, width)
-        else:
-            padded = rows_BKRX.new_zeros(groups, self._slots, kv_heads, repeats, width)
-            padded[self._group_B, self._slot_B] = rows_BKRX
-        return padded.transpose(1, 2).reshape(groups, kv_heads, self._slots * repeats, width)
-
-    def _ungroup(self, rows_PKQX: Tensor, repeats: int) -> Tensor:
-        """The inverse of `_group`."""
-        groups, kv_heads, _, width = rows_PKQX.shape
-        rows = rows_PKQX.view(groups, kv_heads, self._slots, repeats, width).transpose(1, 2)
-        return rows.reshape(-1, kv_heads, repeats, width) if self._is_full else rows[self._group_B, self._slot_B]
+        share = torch.softmax(scores, 4)
+        from_prompt = share[..., :width_S].to(query.dtype).reshape(groups, kv_heads, -1, width_S) @ prompt_value
+        from_own = torch.bmm(share.view(-1, shape[3], share.shape[4])[..., width_S:].to(own_value.dtype), own_value)
+        output = from_own.view(*shape, size) + from_prompt.view(*shape, size)
+        return output.transpose(1, 2).to(query.dtype).reshape(query_NHD.shape)
 
 
 class CachedDecoder:

@@ -33,6 +33,9 @@ class Network:
     is_branched: bool
     """Whether the branched attention computes this model; otherwise everything takes the plain padded forward."""
     why_not_branched: str = ""
+    why_not_lean: str = ""
+    """What was wrong with the written-out forward of lean.py; then the module's own serves sampling too."""
+    is_lean_checked: bool = False
 
     @property
     def device(self) -> torch.device:

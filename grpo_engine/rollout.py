@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from grpo_engine.batch import Completion, Group, Prompt
 from grpo_engine.contract.job import SamplingConfig
-from grpo_engine.decode import make_decoder
-from grpo_engine.packing import packed_linears
+from grpo_engine.decode import Decoder, make_decoder
+from grpo_engine.lean import make_lean
+from grpo_engine.packing import WORTH_CALLS, packed_linears
 from grpo_engine.policy import Policy
 
 COMPACT_BELOW = 0.85
@@ -59,8 +61,10 @@ def sample_groups(
     uniform_BT = torch.stack([uniforms(seed, step, prompt.row, number, limit) for prompt in prompts for number in numbers]).to(
         policy.network.device
     )
-    with packed_linears(policy.model, limit, len(uniform_BT)):
-        tokens_of, logprobs_of = _decode(policy, prompts, group_size, sampling, uniform_BT, compact_below)
+    lean = make_lean(policy.network, len(uniform_BT)) if limit >= WORTH_CALLS else None
+    with nullcontext() if lean else packed_linears(policy.model, limit, len(uniform_BT)):
+        decoder = make_decoder(policy.network, limit, lean)
+        tokens_of, logprobs_of = _decode(policy, decoder, prompts, group_size, sampling, uniform_BT, compact_below)
     texts = policy.tokenizer.batch_decode(
         [_without_end(tokens, policy.eos_ids) for tokens in tokens_of], skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
@@ -72,7 +76,13 @@ def sample_groups(
 
 
 def _decode(
-    policy: Policy, prompts: Sequence[Prompt], group_size: int, sampling: SamplingConfig, uniform_BT: Tensor, compact_below: float
+    policy: Policy,
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    group_size: int,
+    sampling: SamplingConfig,
+    uniform_BT: Tensor,
+    compact_below: float,
 ) -> tuple[list[list[int]], list[list[float]]]:
     total, limit = len(uniform_BT), uniform_BT.shape[1]
     device = uniform_BT.device
@@ -80,7 +90,6 @@ def _decode(
     token_out = torch.zeros(total, limit, dtype=torch.long, device=device)
     logprob_out = torch.zeros(total, limit, dtype=torch.float64, device=device)
     length_out = torch.full((total,), limit, device=device)
-    decoder = make_decoder(policy.network, limit)
     logits_BV = decoder.start([prompt.token_ids for prompt in prompts], group_size)
     row_B = torch.arange(total, device=device)
     alive_B = torch.ones(total, dtype=torch.bool, device=device)
