@@ -1,6 +1,9 @@
 """The engine's step against TRL's GRPOTrainer: same model, prompts, samples per step and dtype, both in one run.
 
-    python benchmarks/engine_vs_trl.py [--shape short|long] [--precision bf16|fp32] [--steps 4] [--trl-python PATH]
+    python benchmarks/engine_vs_trl.py [--prompts short|long] [--dtype bf16|fp32] [--steps 4] [--trl-python PATH]
+
+Beside the ratio: the engine's step against the least time the same machine's matrix products and memory need for the same
+tokens (`floor_s`), and peak memory beyond weights, gradients, optimizer state and the interpreter on both sides.
 
 Each side runs in a process of its own; the first step of each is a warm-up and is not counted. TRL (`pip install
 '.[bench]'`) may live in another virtual environment, named by --trl-python. Under bf16 both keep fp32 weights and compute
@@ -19,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +69,8 @@ def run_ours(args: argparse.Namespace) -> dict[str, Any]:
     from grpo_engine.events import EVENTS_FILE, EventLog
     from grpo_engine.step import train_step
 
-    shape = SHAPES[args.shape]
+    interpreter = peak_bytes()
+    shape = SHAPES[args.prompts]
     run_dir = Path(tempfile.mkdtemp())
     rows = prompts(shape, shape.prompts_per_step * (args.steps + 1))
     (run_dir / "data.jsonl").write_text("\n".join(json.dumps({"messages": row, "reference_answer": "1"}) for row in rows))
@@ -84,7 +89,7 @@ def run_ours(args: argparse.Namespace) -> dict[str, Any]:
                     },
                     "optimizer": {"learning_rate": 1e-6},
                     "grader": {"type": "regex", "pattern": "[0-4]"},
-                    "resources": {"precision": args.precision},
+                    "resources": {"precision": args.dtype},
                     "limits": {"num_steps": args.steps + 1},
                 },
             },
@@ -93,11 +98,20 @@ def run_ours(args: argparse.Namespace) -> dict[str, Any]:
     dispatch = Dispatch(spec=spec, training_file="data.jsonl", cache_dir=args.cache)
     log = EventLog(run_dir / EVENTS_FILE, 1)
     with assemble(dispatch, run_dir, log) as learner:
-        loaded = peak_bytes()
-        results = []
+        policy, reference = learner.policy, learner.reference
+        masters = list(policy.masters.values())
+        state = [*masters, *policy.model.parameters(), *(reference.model.parameters() if reference else ())]
+        state_bytes = sum({tensor.data_ptr(): tensor.nbytes for tensor in state}.values()) + 3 * sum(tensor.nbytes for tensor in masters)
+        embedding = policy.model.get_output_embeddings().weight.numel()
+        results, work = [], []
         for step in range(1, args.steps + 2):
-            results.append(train_step(learner, step).metrics)
+            done = train_step(learner, step)
+            results.append(done.metrics)
+            lengths = [len(completion.token_ids) for _, completion in done.rollout.rows]
+            prompt_tokens = sum(len(group.prompt.token_ids) for group in done.rollout.groups)
+            work.append({"prompt_tokens": prompt_tokens, "completion_tokens": sum(lengths), "passes": max(lengths)})
             learner.step = step
+        body = policy.num_in_memory - embedding
     steps = results[1:]
     phases = {name: statistics.fmean(m[f"time/{name}_s"] for m in steps) for name in ("sample", "grade", "reference", "update")}
     return {
@@ -105,8 +119,12 @@ def run_ours(args: argparse.Namespace) -> dict[str, Any]:
         "step_s": [m["time/step_s"] for m in steps],
         "phases_s": phases,
         "completion_tokens": statistics.fmean(m["completion/length_mean"] for m in steps),
-        "loaded_bytes": loaded,
+        "interpreter_bytes": interpreter,
+        "state_bytes": state_bytes,
         "peak_bytes": peak_bytes(),
+        "work": work[1:],
+        "body_parameters": body,
+        "head_parameters": embedding,
     }
 
 
@@ -117,7 +135,8 @@ def run_trl(args: argparse.Namespace) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    shape = SHAPES[args.shape]
+    interpreter = peak_bytes()
+    shape = SHAPES[args.prompts]
     rows = shape.prompts_per_step * shape.group_size
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
@@ -149,7 +168,7 @@ def run_trl(args: argparse.Namespace) -> dict[str, Any]:
         beta=0.04,
         learning_rate=1e-6,
         max_steps=args.steps + 1,
-        bf16=args.precision == "bf16",
+        bf16=args.dtype == "bf16",
         gradient_checkpointing=False,
         loss_type="grpo",
         logging_steps=1,
@@ -159,7 +178,7 @@ def run_trl(args: argparse.Namespace) -> dict[str, Any]:
         disable_tqdm=True,
         shuffle_dataset=False,
     )
-    loaded = peak_bytes()
+    weights = sum(parameter.nbytes for parameter in model.parameters())
     trainer = GRPOTrainer(
         model=model,
         processing_class=tokenizer,
@@ -173,30 +192,53 @@ def run_trl(args: argparse.Namespace) -> dict[str, Any]:
         "side": "trl",
         "step_s": seconds[1:],
         "completion_tokens": statistics.fmean(lengths[1:]),
-        "loaded_bytes": loaded,
+        "interpreter_bytes": interpreter,
+        "state_bytes": 5 * weights,
         "peak_bytes": peak_bytes(),
     }
 
 
 def roofline() -> dict[str, float]:
-    """What this machine's matrix products reach, in GFLOP/s."""
+    """What this machine reaches: matrix products in GFLOP/s, and reading memory in GB/s."""
     import torch
 
     found = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         left, right = torch.randn(2048, 1536).to(dtype), torch.randn(1536, 1536).to(dtype)
-        left @ right
-        started, count = time.perf_counter(), 20
-        for _ in range(count):
-            left @ right
-        found[name] = 2 * 2048 * 1536 * 1536 * count / (time.perf_counter() - started) / 1e9
+        found[name] = 2 * 2048 * 1536 * 1536 / fastest(lambda left=left, right=right: left @ right) / 1e9  # type: ignore[misc]
+    weights = torch.randn(2**28)  # 1 GiB: more than any cache
+    found["read_gb_s"] = weights.nbytes / fastest(weights.sum) / 1e9
     return found
+
+
+def fastest(work: Callable[[], Any], count: int = 8) -> float:
+    """Seconds of the quickest of some calls."""
+    best = float("inf")
+    for _ in range(count):
+        started = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def floor_s(ours: dict[str, Any], machine: dict[str, float], dtype: str) -> float:
+    """The least seconds a step can take: each prompt once a group, each completion token once, every decode pass reading
+    the weights once, forward and backward without any recomputation, and AdamW reading and writing its state once."""
+    body, head = ours["body_parameters"], ours["head_parameters"]
+    flops, read, width = machine[dtype] * 1e9, machine["read_gb_s"] * 1e9, 2 if dtype == "bf16" else 4
+    total = 0.0
+    for step in ours["work"]:
+        tokens = step["prompt_tokens"] + step["completion_tokens"]
+        forward = 2 * body * tokens + 2 * head * step["completion_tokens"]
+        decode = max(step["passes"] * (body + head) * width / read, 2 * (body + head) * step["completion_tokens"] / flops)
+        total += decode + (2 * body * step["prompt_tokens"] + 4 * forward) / flops + 28 * (body + head) / read
+    return total / len(ours["work"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="short")
-    parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
+    parser.add_argument("--prompts", choices=SHAPES, default="short")
+    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--cache", default=str(Path("~/.cache/grpo").expanduser()))
@@ -208,7 +250,7 @@ def main() -> None:
         return
 
     def side(name: str, python: str, model: str) -> dict[str, Any]:
-        command = [python, __file__, "--side", name, "--shape", args.shape, "--precision", args.precision, "--steps", str(args.steps)]
+        command = [python, __file__, "--side", name, "--prompts", args.prompts, "--dtype", args.dtype, "--steps", str(args.steps)]
         command += ["--model", model, "--cache", args.cache]
         answer = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent)
         if answer.returncode:
@@ -220,20 +262,31 @@ def main() -> None:
     folder = next(path.parent for path in Path(args.cache).rglob("*.safetensors"))
     trl = side("trl", args.trl_python, str(folder))
     mean = {row["side"]: statistics.fmean(row["step_s"]) for row in (ours, trl)}
+    machine = roofline()
+    floor = floor_s(ours, machine, args.dtype)
+    rest = {row["side"]: row["peak_bytes"] - row["interpreter_bytes"] - row["state_bytes"] for row in (ours, trl)}
     report = {
-        "shape": args.shape,
-        "precision": args.precision,
-        "machine": {"processor": platform.processor() or platform.machine(), "roofline_gflops": roofline()},
+        "prompts": args.prompts,
+        "dtype": args.dtype,
+        "machine": {"processor": platform.processor() or platform.machine(), "roofline": machine},
         "engine": ours,
         "trl": trl,
         "ratio": mean["trl"] / mean["engine"],
+        "floor_s": floor,
+        "engine_over_floor": mean["engine"] / floor,
+        "rest_bytes": rest,
+        "rest_ratio": rest["engine"] / rest["trl"],
     }
-    path = HERE / f"engine_vs_trl.{args.shape}.{args.precision}.json"
+    path = HERE / f"engine_vs_trl.{args.prompts}.{args.dtype}.json"
     path.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"{args.shape}, {args.precision}: engine {mean['engine']:.2f} s/step, TRL {mean['trl']:.2f} s/step, {report['ratio']:.1f} times")
+    print(f"{args.prompts}, {args.dtype}: engine {mean['engine']:.2f} s/step, TRL {mean['trl']:.2f} s/step, {report['ratio']:.1f} times")
     print(f"  engine by phase: {', '.join(f'{name} {value:.2f} s' for name, value in ours['phases_s'].items())}")
+    print(f"  floor of this machine {floor:.2f} s/step; the engine takes {mean['engine'] / floor:.2f} times that")
     for row in (ours, trl):
-        print(f"  {row['side']}: {row['completion_tokens']:.1f} tokens a completion, peak {row['peak_bytes'] / 2**30:.2f} GiB")
+        print(
+            f"  {row['side']}: {row['completion_tokens']:.1f} tokens a completion, peak {row['peak_bytes'] / 2**30:.2f} GiB, "
+            f"beyond weights, gradients, optimizer and interpreter {rest[row['side']] / 2**30:.2f} GiB"
+        )
     print(f"  written to {path}")
 
 
