@@ -62,7 +62,7 @@ class _Packed:
     def __init__(self, layers: Sequence[nn.Linear], rows: int) -> None:
         weight = layers[0].weight.detach() if len(layers) == 1 else torch.cat([layer.weight.detach() for layer in layers])
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-        biases = [layer.bias for layer in layers]
+        biases: list[Tensor] = [layer.bias for layer in layers]
         self._bias = None if biases[0] is None else torch.cat(biases).detach()
 
     def __call__(self, rows: Tensor) -> Tensor:
