@@ -48,8 +48,8 @@ def sample_groups(
 ) -> list[Group]:
     """Sample `group_size` completions for each prompt. Their random streams are numbered from `first_completion`.
 
-    The end token is part of the completion; a completion without one is marked truncated. Raises ValueError when a
-    prompt leaves no room in the model's context.
+    Over several ranks each samples its share of the prompts, and every rank gets all groups. The end token is part of the
+    completion; a completion without one is marked truncated. Raises ValueError when a prompt leaves no room in the model's context.
     """
     limit = sampling.max_completion_tokens
     longest = max(len(prompt.token_ids) for prompt in prompts)
@@ -57,7 +57,18 @@ def sample_groups(
         raise ValueError(
             f"a prompt of {longest} tokens and max_completion_tokens {limit} exceed the model's context of {policy.context_length}"
         )
+    ranks = policy.ranks
+    mine = [prompts[at] for at in ranks.share_of(len(prompts))]
     numbers = range(first_completion, first_completion + group_size)
+    groups = _sample(policy, mine, numbers, sampling, seed, step, compact_below) if mine else []
+    completions = ranks.gather([group.completions for group in groups])
+    return [Group(prompt, found) for prompt, found in zip(prompts, completions, strict=True)]
+
+
+def _sample(
+    policy: Policy, prompts: Sequence[Prompt], numbers: range, sampling: SamplingConfig, seed: int, step: int, compact_below: float
+) -> list[Group]:
+    limit, group_size = sampling.max_completion_tokens, len(numbers)
     uniform_BT = torch.stack([uniforms(seed, step, prompt.row, number, limit) for prompt in prompts for number in numbers]).to(
         policy.network.device
     )
