@@ -12,6 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from api.examples import BODIES, PARAMETERS
 from grpo_engine.contract.view import Problem
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
@@ -69,9 +70,20 @@ def describe(app: FastAPI, public_paths: frozenset[str]) -> dict[str, Any]:
         for operation in operations.values():
             operation["responses"].pop("422", None)
             operation["responses"]["default"] = problem
+            _show_by_example(operation)
             if path not in public_paths:
                 operation["security"] = [{"key": []}, {}]
     return document
+
+
+def _show_by_example(operation: dict[str, Any]) -> None:
+    for parameter in operation.get("parameters", ()):
+        if parameter["name"] in PARAMETERS:
+            parameter["example"] = PARAMETERS[parameter["name"]]
+    for content in operation.get("requestBody", {}).get("content", {}).values():
+        name = content["schema"].get("$ref", "").rpartition("/")[2]
+        if name in BODIES:
+            content["example"] = BODIES[name]
 
 
 _ABOUT = (
