@@ -107,7 +107,10 @@ def _train(dispatch: Dispatch, run_dir: Path, log: EventLog, ranks: Ranks | None
     from grpo_engine.train import train
 
     with assemble(dispatch, run_dir, log, ranks or ALONE) as learner:
-        steps = train(learner, Keeper(run_dir, learner, log), log)
+        keeper = Keeper(run_dir, learner, log)
+        if dispatch.resume_from is not None:
+            keeper.inherit((run_dir / dispatch.resume_from).resolve())
+        steps = train(learner, keeper, log)
         while True:
             try:
                 next(steps)

@@ -8,10 +8,12 @@ else a power cut could take words about steps that no state is left to do again.
 from __future__ import annotations
 
 import math
+import os
 import platform
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from grpo_engine import checkpoint
 from grpo_engine.checkpoint import Kind, Manifest
 from grpo_engine.events import EventLog
 from grpo_engine.learner import Learner
+from grpo_engine.outcome import CheckpointDamaged
 from grpo_engine.policy import save_published
 
 CHECKPOINTS_DIR = "checkpoints"
@@ -61,6 +64,15 @@ class Keeper:
             return None
         earlier = [manifest for manifest in saved if manifest.step < step]
         return self.directory / (earlier[-1] if earlier else saved[0]).name
+
+    def inherit(self, resumed_from: Path) -> None:
+        """Take over the state before the one resumed from: a rollback must find what it would have found without the stop."""
+        if not self.may_roll_back:
+            return
+        manifest = self._learner.ranks.first(lambda: self._take_over(resumed_from))
+        if manifest is not None:
+            self._saved["resume"].append(manifest)
+            self._announce(manifest, 0.0)
 
     def rewind(self, step: int) -> None:
         """Forget the checkpoints of later steps, and delete the resume states among them; that of `step` is to be written anew."""
@@ -123,10 +135,29 @@ class Keeper:
                 expected_bytes=expected,
             )
         except (OSError, SafetensorError) as error:
-            name = checkpoint.checkpoint_name(kind, learner.step)
-            data = {"name": name, "kind": kind, "step": learner.step, "errno": getattr(error, "errno", None), "reason": str(error)}
-            message = f"checkpoint {name} could not be written: {error}; training goes on"
-            self._log.emit("checkpoint.failed", message, step=learner.step, level="error", data=data)
+            self._tell_failure(kind, learner.step, error)
+            return None
+
+    def _tell_failure(self, kind: Kind, step: int, error: Exception) -> None:
+        name = checkpoint.checkpoint_name(kind, step)
+        data = {"name": name, "kind": kind, "step": step, "errno": getattr(error, "errno", None), "reason": str(error)}
+        message = f"checkpoint {name} could not be written: {error}; training goes on"
+        self._log.emit("checkpoint.failed", message, step=step, level="error", data=data)
+
+    def _take_over(self, resumed_from: Path) -> Manifest | None:
+        """Link the newest whole state that is older, and lies beside, into this attempt. Its epoch stays: commands follow it."""
+        older = _older_than(self._learner.step, resumed_from.parent)
+        if older is None:
+            return None
+
+        def link(directory: Path) -> None:
+            for entry in older.files:
+                _link(resumed_from.parent / older.name / entry.name, directory / entry.name)
+
+        try:
+            return checkpoint.save(self.directory, "resume", older.step, link, epoch=older.epoch, job_id=older.job_id, about=older.about)
+        except OSError as error:
+            self._tell_failure("resume", older.step, error)
             return None
 
     def _announce(self, manifest: Manifest, seconds: float) -> None:
@@ -162,3 +193,20 @@ class Keeper:
     def _first_estimate(self, kind: Kind) -> int:
         policy = self._learner.policy
         return 12 * policy.num_parameters if kind == "resume" else 4 * policy.num_in_memory
+
+
+def _older_than(step: int, parent: Path) -> Manifest | None:
+    """The newest resume state below `parent` from before a step that verifies."""
+    for path in sorted(parent.glob("resume-*"), key=lambda path: int(path.name.removeprefix("resume-")), reverse=True):
+        if int(path.name.removeprefix("resume-")) < step:
+            with suppress(CheckpointDamaged):
+                return checkpoint.verify(path)
+    return None
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under another name, without a second copy where the file system allows it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

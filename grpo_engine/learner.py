@@ -84,13 +84,19 @@ class Learner:
         disable_branching(reason, *networks)
         self.shortcut_problem = reason
 
+    @property
+    def _must_keep_reference(self) -> bool:
+        """Whether a resume state holds the reference: it has moved, or will and a rollback may have to undo that."""
+        may_roll_back = any(rule.action.type == "rollback" for rule in self.grpo.guardrails)
+        return self.num_reference_syncs > 0 or (may_roll_back and self.grpo.reference.sync_every is not None)
+
     def capture(self, elapsed_s: float) -> ResumeState:
         """Everything an exact continuation needs."""
         return ResumeState(
             step=self.step,
             weights=self.policy.weights(),
             optimizer=self.optimizer.state(),
-            reference=self.reference.weights() if self.reference is not None and self.num_reference_syncs else {},
+            reference=self.reference.weights() if self.reference is not None and self._must_keep_reference else {},
             state={
                 "beta": self.rule.state(),
                 "cursor": self.dataset.cursor(),
