@@ -8,9 +8,12 @@ import decimal
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_engine.rows.report import TRAINING_FILE, BadData, RowProblem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 csv.field_size_limit(64 * 1024 * 1024)
 _BATCH_ROWS = 1024
@@ -67,15 +70,30 @@ def read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]] | RowProblem
     number = 0
     try:
         with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if len(set(names)) != len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise BadData(f"the column {twice!r} appears twice in the Parquet file; rename one", param=TRAINING_FILE)
             for batch in file.iter_batches(batch_size=_BATCH_ROWS):
-                for record in batch.to_pylist():
+                for record in _in_microseconds(batch).to_pylist():
                     number += 1
                     try:
                         yield number, {name: to_json_value(value) for name, value in record.items()}
                     except TypeError as error:
                         yield RowProblem(number, None, f"{error}; remove the column or store it as text")
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # the last two: a time Python's types cannot hold
         raise BadData(f"the Parquet file cannot be read after row {number}: {error}; write it again", param=TRAINING_FILE) from None
+
+
+def _in_microseconds(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """With its times in the finest unit Python's types hold; pandas writes nanoseconds."""
+    import pyarrow as pa
+
+    for index, column in enumerate(batch.schema):
+        if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
+            times = batch.column(index).cast(pa.timestamp("us", column.type.tz), safe=False)
+            batch = batch.set_column(index, column.name, times)
+    return batch
 
 
 def to_json_value(value: Any) -> Any:

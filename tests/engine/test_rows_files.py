@@ -155,6 +155,26 @@ def test_bytes_in_a_parquet_column_are_a_problem_of_the_row(tmp_path: Path) -> N
         read_rows(parquet(tmp_path, {"prompt": ["q"], "image": [b"\x89PNG"]}), DataConfig())
 
 
+def test_parquet_times_in_nanoseconds_are_cut_to_microseconds(tmp_path: Path) -> None:
+    """pandas writes them; one that is no whole microsecond has no type in Python."""
+    times = pa.array([1_234_567_890_123_456_789], pa.timestamp("ns"))
+    (row,) = read_rows(parquet(tmp_path, {"prompt": ["q"], "made": times}), DataConfig()).rows
+    assert row.item["made"] == "2009-02-13T23:31:30.123456"
+
+
+@pytest.mark.parametrize("times", [pa.array([[1_234_567]], pa.list_(pa.timestamp("ns"))), pa.array([2**62], pa.timestamp("ms"))])
+def test_parquet_times_that_python_cannot_hold_are_refused(tmp_path: Path, times: pa.Array) -> None:
+    with pytest.raises(BadData, match="Parquet file cannot be read after row 0"):
+        read_rows(parquet(tmp_path, {"prompt": ["q"], "made": times}), DataConfig())
+
+
+def test_a_parquet_column_that_appears_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    pq.write_table(pa.table([pa.array(["q"]), pa.array(["other"])], names=["prompt", "prompt"]), path)
+    with pytest.raises(BadData, match="'prompt' appears twice"):
+        read_rows(path, DataConfig())
+
+
 def test_a_truncated_parquet_file_is_refused(tmp_path: Path) -> None:
     path = parquet(tmp_path, {"prompt": ["q"] * 100})
     path.write_bytes(path.read_bytes()[:-20])
