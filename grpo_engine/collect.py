@@ -32,18 +32,22 @@ class Collected:
     grader_errors: list[str]
     """Of every completion sampled, used or not."""
     shortcut_problem: str | None = None
-    """Why a fast path is not used; set in the first step only."""
+    """Why the branched forward is not used; set in the first step only."""
+    lean_problem: str | None = None
+    """Why the written-out forward of lean.py is not used although the model has its shape; set when it was compared."""
     metrics: Metrics = field(default_factory=dict)
     """Of dynamic sampling; empty without."""
 
 
 def collect(learner: Learner, step: int, seconds: Seconds) -> Collected:
     """Sample and grade; the cursor moves on by what was drawn. `seconds` gets the time of each phase."""
+    network = learner.policy.network
+    was_checked = network.is_lean_checked
     with timed(seconds, "sample"):
         rollout, shortcut_problem = _sample(learner, step)
     with timed(seconds, "grade"):
         errors = grade(learner, rollout)
-    collected = Collected(rollout, errors, shortcut_problem)
+    collected = Collected(rollout, errors, shortcut_problem, None if was_checked else network.why_not_lean or None)
     if learner.grpo.loss.dynamic_sampling:
         _replace_equal_groups(learner, collected, seconds)
     return collected

@@ -96,6 +96,9 @@ def report(learner: Learner, log: EventLog, result: StepResult) -> None:
     if result.shortcut_problem is not None:
         message = f"prompts are computed once per completion: {result.shortcut_problem}"
         log.emit("shortcut.disabled", message, step=step, level="warn", data={"reason": result.shortcut_problem})
+    if result.lean_problem is not None:
+        message = f"sampling goes through the model's own forward: {result.lean_problem}"
+        log.emit("shortcut.disabled", message, step=step, level="warn", data={"reason": result.lean_problem})
     if (news := learner.memory.take_news()) is not None:
         log.emit("memory.reduced", news, step=step, level="warn", data={"micro_batch_tokens": learner.memory.tokens})
     data: dict[str, Any] = {"metrics": metrics, "beta": learner.rule.state()}

@@ -12,7 +12,9 @@ from grpo_engine.attention import BranchPlan
 from grpo_engine.contract.job import LoraConfig
 from grpo_engine.decode import BranchedDecoder
 from grpo_engine.lean import LeanForward, make_lean
+from grpo_engine.packing import WORTH_CALLS
 from tests.engine.model_fixtures import SHAPES, tiny_policy
+from tests.engine.runs import events, make_job, make_spec, train
 
 LEAN = ("llama", "tied", "qwen2", "window", "head_bias")
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11]]
@@ -83,3 +85,11 @@ def test_a_forward_that_differs_is_not_used_and_says_so(tmp_path: Path, monkeypa
         monkeypatch.undo()
         assert make_lean(network, 4) is None
     assert network.why_not_lean == reason
+
+
+def test_a_run_says_once_that_it_samples_the_slow_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpo_engine.lean._compare", lambda *_: "the written-out forward differs")
+    root = make_job(tmp_path)
+    spec = make_spec(root, sampling={"max_completion_tokens": WORTH_CALLS}, limits={"num_steps": 2})
+    said = events(train(root, spec=spec), "shortcut.disabled")
+    assert [(event.step, event.data["reason"]) for event in said] == [(1, "the written-out forward differs")]
