@@ -10,11 +10,13 @@ from grpo_engine.grader.compiled import Leaf, compile_grader, leaves
 from grpo_engine.grader.mathematics import unusable_reference
 from grpo_engine.grader.outside import Means, check_outside
 from grpo_engine.grader.plugin import installed_plugins
-from grpo_engine.grader.sample import MissingField, Sample, View
-from grpo_engine.grader.template import Path, Template, find_in_row
+from grpo_engine.grader.sample import GraderFault, MissingField, Sample, View
+from grpo_engine.grader.template import NOT_ONE, Path, Template, find_in_row
 from grpo_engine.rows.report import Row
 
 GRADER = "method.grpo.grader"
+_WHAT = {"not a number": "is not a number", NOT_ONE: "must name one value"}
+"""What is said of a reference, by its problem."""
 
 
 def check_grader(cfg: Grader, at: str = GRADER, *, plugins: Iterable[str] | None = None, means: Means | None = None) -> None:
@@ -72,14 +74,18 @@ def _check_references(cfg: Leaf, reference: Template, rows: Sequence[Row], param
     lines: dict[str, list[int]] = {}
     for row in rows:
         try:
-            text = reference.render(View(Sample(row.item, "")))
+            view = View(Sample(row.item, ""))
+            text = reference.render_value(view) if isinstance(cfg, Math) else reference.render(view)
         except MissingField:
+            continue
+        except GraderFault:
+            lines.setdefault(NOT_ONE, []).append(row.line)
             continue
         problem = "blank" if not text.strip() else unusable_reference(cfg, text) if isinstance(cfg, Math | NumberCheck) else None
         if problem is not None:
             lines.setdefault(problem, []).append(row.line)
     for problem, found in lines.items():
-        what = "is not a number" if problem == "not a number" else "is empty"
+        what = _WHAT.get(problem, "is empty")
         raise InvalidRequest(f"{param} {what}, as {_rows_text(found, len(rows))} {problem}; correct it or remove the lines", param=param)
 
 

@@ -176,7 +176,7 @@ def _compile_leaf(cfg: Leaf, at: str, load: LoadPlugin) -> Grade:
     (templates,) = leaves(cfg, at)
     render, reference = templates.input.render, templates.reference
     if reference is not None:
-        return _compile_comparison(cfg, render, reference.render)
+        return _compile_comparison(cfg, render, reference.render_value if isinstance(cfg, Math) else reference.render)
     if isinstance(cfg, Regex):
         pattern = _checked(f"{at}.pattern", text.compile_pattern, cfg)
         return lambda view: (text.regex(cfg, pattern, render(view)), {})

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_engine.grader.sample import MissingField, OutputNotJson, View
+from grpo_engine.grader.sample import GraderFault, MissingField, OutputNotJson, View
 
 _PLACEHOLDER = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _STEP = re.compile(r"""\.(?P<key>[\w-]+)|\[(?P<index>-?\d+)\]|\[(?P<quote>["'])(?P<quoted>[^"'\]]+)(?P=quote)\]""")
 _MISSING = object()
+NOT_ONE = "an object or a list of several texts"
+"""What a reference that is one answer cannot be."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,21 @@ class Template:
     def render(self, view: View) -> str:
         """The text for one sample. Raises MissingField for a row without the field, OutputNotJson for a completion without it."""
         return "".join(part if isinstance(part, str) else _text_of(_lookup(part, view)) for part in self.parts)
+
+    def render_value(self, view: View) -> str:
+        """`render` for a reference that is one answer: where the template is a column alone, a list of one stands for its element.
+
+        Raises GraderFault for an object or a list of several texts, as JSON no answer would equal them.
+        """
+        path = self.parts[0] if len(self.parts) == 1 else None
+        if not isinstance(path, Path):
+            return self.render(view)
+        value = _lookup(path, view)
+        if isinstance(value, list) and len(value) == 1 and value[0] is not None:
+            value = value[0]
+        if isinstance(value, Mapping) or (isinstance(value, list) and not all(isinstance(one, int | float) for one in value)):
+            raise GraderFault("invalid_variable", f"{{{{{path.text}}}}} is {NOT_ONE}; name one of its values in the template")
+        return _text_of(value)
 
 
 def parse_template(text: str) -> Template:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from grpo_engine.contract.error import InvalidRequest
-from grpo_engine.grader import check_templates, make_grader
+from grpo_engine.grader import Sample, check_templates, make_grader
+from grpo_engine.grader.compiled import compile_grader
+from grpo_engine.grader.sample import View
 from grpo_engine.rows import Row
 from tests.engine.grader.build import grader, score
 
@@ -122,6 +124,8 @@ def test_a_grader_that_skips_needs_its_field_in_some_row() -> None:
     [
         ({"type": "math"}, "\\boxed{}", "empty"),
         ({"type": "math"}, "$$", "empty"),
+        ({"type": "math"}, {"target": ["42"]}, "must name one value"),
+        ({"type": "math"}, ["42", "43"], "must name one value"),
         ({"type": "number"}, "forty-two", "not a number"),
         ({"type": "number"}, [1, 2], "not a number"),
     ],
@@ -132,3 +136,21 @@ def test_a_reference_that_nothing_could_equal_is_refused_with_its_line(raw: dict
     check_templates(grader(raw), rows(good, good))
     with pytest.raises(InvalidRequest, match=rf"{sentence}.*1 of 3 rows \(line 2\)"):
         check_templates(grader(raw), rows(good, {"reference_answer": bad}, good))
+
+
+@pytest.mark.parametrize(
+    ("reference", "completion", "expected"),
+    [(["$42$"], "42", 1.0), ([42], "42", 1.0), ([1, 2], r"\boxed{[1,2]}", 1.0), ([1, 2], r"\boxed{[2,1]}", 0.0)],
+)
+def test_a_list_of_one_is_its_element_and_numbers_are_a_list(reference: Any, completion: str, expected: float) -> None:
+    """OlympiadBench keeps its gold answers as lists, most of one text."""
+    item = {"reference_answer": reference}
+    check_templates(grader({"type": "math"}), rows(item))
+    assert compile_grader(grader({"type": "math"}))(View(Sample(item, completion))).value == expected
+
+
+@pytest.mark.parametrize("reference", [["42", "43"], {"target": ["42"]}, [["42"], ["43"]], [["42", "43"]]])
+def test_a_reference_that_no_answer_could_equal_is_a_fault_and_no_zero(reference: Any) -> None:
+    answer = compile_grader(grader({"type": "math"}))(View(Sample({"reference_answer": reference}, "42")))
+    assert math.isnan(answer.value)
+    assert "{{item.reference_answer}}" in (answer.error or "")
