@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jobs.lifecycle import State
+from tests.browser.completions import keep_rollouts
 from tests.browser.stage import OpenPage, Stage
 
 pytestmark = pytest.mark.browser
@@ -21,7 +22,17 @@ VIEWS = {
     "failed": ("#/jobs/{failed}", "The job failed (nonfinite)."),
     "compare": ("#/compare?jobs={done},{failed}", "β is fixed for the whole run."),
     "new": ("#/new?from={running}", "The server would accept this job:"),
+    "rollouts": ("#/jobs/{running}/rollouts", "KL of a token, nats:"),
+    "fork": ("#/jobs/{running}/fork", "What changes"),
+    "sweeps": ("#/sweeps", "Start one with POST"),
 }
+
+
+@pytest.fixture
+def jobs(jobs: dict[str, str], stage: Stage) -> dict[str, str]:
+    """The furnished house, with completions of a step of the running job."""
+    keep_rollouts(stage.ledger, jobs["running"], 3)
+    return jobs
 
 
 @pytest.fixture(scope="session")
