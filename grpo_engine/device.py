@@ -44,10 +44,9 @@ def choose_device(resources: Resources, local: int | None = None) -> Device:
     Raises InvalidRequest when the job asks for hardware that is not there.
     """
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    wanted = resources.gpus if local is None or resources.gpus == 0 else local + 1
-    if wanted > visible:
+    if resources.gpus > visible:
         raise InvalidRequest(
-            f"{max(wanted, resources.gpus)} GPUs were asked for and torch sees {visible} on this machine; lower resources.gpus "
+            f"{resources.gpus} GPUs were asked for and torch sees {visible} on this machine; lower resources.gpus "
             "or send the job to a worker that has them",
             param="method.grpo.resources.gpus",
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import math
 import os
 import signal
 import subprocess
@@ -20,12 +21,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_engine.contract.event import EngineEvent, Outcome
+from grpo_engine.contract.event import EXIT_STOPPED, EXIT_SUCCEEDED, EngineEvent, Outcome
 from grpo_engine.events import EVENTS_FILE
 from grpo_engine.outcome import OUTCOME_FILE, exit_code, write_outcome
 
-LAST_WORDS_S = 10.0
-"""How long the others may take to end by themselves after a rank has ended."""
+LAST_WORDS_S = 5.0
+"""How long the others may take to end by themselves after a rank has failed."""
 TERM_S = 2.0
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
@@ -98,7 +99,7 @@ def run_ranks(run_dir: Path, size: int) -> int:
         signal.signal(crew.signalled, signal.SIG_DFL)
         os.kill(os.getpid(), crew.signalled)
     if not (run_dir / OUTCOME_FILE).exists():
-        write_outcome(run_dir, verdict(run_dir, size, crew.first_dead, crew.returncodes))
+        write_outcome(run_dir, verdict(run_dir, size, crew.ended))
     return exit_code(Outcome.model_validate_json((run_dir / OUTCOME_FILE).read_bytes()))
 
 
@@ -107,8 +108,8 @@ class Crew:
 
     def __init__(self, run_dir: Path, size: int, meet: str) -> None:
         self.signalled: int | None = None
-        self.first_dead: int | None = None
-        """The rank that failed first, as far as the parent saw."""
+        self.ended: dict[int, int] = {}
+        """Exit statuses of the ranks that ended by themselves, negative for a signal, in the order in which they were seen to."""
         command = [sys.executable, "-m", "grpo_engine", str(run_dir)]
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
@@ -119,30 +120,21 @@ class Crew:
             self.end()
             raise
 
-    @property
-    def returncodes(self) -> dict[int, int]:
-        """Exit statuses of the ranks that have ended, negative for a signal."""
-        return {rank: process.returncode for rank, process in enumerate(self._processes) if process.returncode is not None}
-
     def on_signal(self, signum: int, frame: object) -> None:
         """Remember to end everything."""
         self.signalled = signum
 
     def watch(self) -> None:
-        """Return when every rank has ended, when a signal came, or when a rank ended and the others did not follow in time."""
-        deadline: float | None = None
-        while self.signalled is None:
-            ended = [rank for rank, process in enumerate(self._processes) if process.poll() is not None]
-            if len(ended) == len(self._processes):
-                self.first_dead = ended[0] if self.first_dead is None else self.first_dead
-                return
-            if ended and deadline is None:
-                self.first_dead = ended[0]
-                is_sudden = self._processes[ended[0]].returncode < 0
-                deadline = time.monotonic() + (0.0 if is_sudden else LAST_WORDS_S)
-            if deadline is not None and time.monotonic() >= deadline:
-                return
+        """Return when every rank has ended, when a signal came, or when a rank failed and the others did not follow in time."""
+        deadline = math.inf
+        while self.signalled is None and len(self.ended) < len(self._processes) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+            for rank, process in enumerate(self._processes):
+                if rank in self.ended or (status := process.poll()) is None:
+                    continue
+                self.ended[rank] = status
+                if status not in (EXIT_SUCCEEDED, EXIT_STOPPED):  # after an orderly end the first rank may still have to write
+                    deadline = min(deadline, time.monotonic() + (0.0 if status < 0 else LAST_WORDS_S))
 
     def end(self) -> None:
         """No rank is left when this returns."""
@@ -158,8 +150,11 @@ class Crew:
                 process.wait()
 
 
-def verdict(run_dir: Path, size: int, first_dead: int | None, returncodes: Mapping[int, int]) -> Outcome:
-    """Why the ranks ended when the first of them wrote no verdict: the one that failed by itself, not those that missed it."""
+def verdict(run_dir: Path, size: int, ended: Mapping[int, int]) -> Outcome:
+    """Why the ranks ended when the first of them wrote no verdict: the one that failed by itself, not those that missed it.
+
+    `ended` has the exit statuses of those that were not ended by the parent.
+    """
     last_step, newest = progress(run_dir)
     left = {}
     for rank in range(size):
@@ -171,16 +166,24 @@ def verdict(run_dir: Path, size: int, first_dead: int | None, returncodes: Mappi
         failed = left[own[0]]
         message = f"rank {own[0]} of {size}: {failed.message}"
         return failed.model_copy(update={"message": message, "last_step": last_step, "resume_checkpoint": newest})
-    rank = 0 if first_dead is None else first_dead
-    status = returncodes.get(rank, 0)
-    if rank in left:
-        reason, message = LOST, f"rank {rank} of {size}: {left[rank].message}"
-    elif status < 0:
-        hint = "; the kernel does that when memory runs out" if status == -signal.SIGKILL else ""
-        reason, message = "crash", f"rank {rank} of {size} was ended by {_signal_name(-status)}{hint}; the other ranks were ended"
-    else:
-        reason, message = "crash", f"rank {rank} of {size} exited with status {status} and no verdict; engine.log has its last words"
+    reason, message = _unexplained(size, ended, left)
     return Outcome(status="failed", reason=reason, message=message, retryable=True, last_step=last_step, resume_checkpoint=newest)
+
+
+def _unexplained(size: int, ended: Mapping[int, int], left: Mapping[int, Outcome]) -> tuple[str, str]:
+    """Reason and message when no rank has said more than that another did not answer."""
+    for rank, status in ended.items():
+        if status < 0:
+            hint = "; the kernel does that when memory runs out" if status == -signal.SIGKILL else ""
+            return "crash", f"rank {rank} of {size} was ended by {_signal_name(-status)}{hint}; the other ranks were ended"
+    for rank, status in ended.items():
+        if rank not in left:
+            return "crash", f"rank {rank} of {size} exited with status {status} and no verdict; engine.log has its last words"
+    waited = " ".join(f"rank {rank}: {outcome.message}" for rank, outcome in left.items())
+    silent = [str(rank) for rank in range(size) if rank not in ended]
+    if silent:
+        return LOST, f"rank {', '.join(silent)} of {size} did not answer and was ended ({waited})"
+    return LOST, f"the ranks did not hear each other ({waited})"
 
 
 def progress(run_dir: Path) -> tuple[int, str | None]:

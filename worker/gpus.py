@@ -79,7 +79,7 @@ class Gpus:
 
     def assign(self, environment: Mapping[str, str], resources: Resources) -> Assignment:
         """What an engine with these needs may use. Raises NoHealthyGpu."""
-        devices = self._visible(environment) if resources.device != "cpu" else []
+        devices = self._visible(environment) if resources.device != "cpu" and resources.cpu_ranks == 1 else []
         count = max(1, resources.gpus)
         bad = set(self.quarantined()).intersection(devices)
         if not bad:

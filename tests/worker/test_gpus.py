@@ -48,6 +48,7 @@ def test_while_nothing_is_quarantined_the_environment_is_left_alone(tmp_path: Pa
     assert yard.assign({VISIBLE: "3,1,-1,0"}, one(2)).devices == ("3", "1")
     assert yard.assign({VISIBLE: ""}, one(0)).devices == ()
     assert yard.assign({}, one(0, "cpu")).devices == ()
+    assert yard.assign({}, Resources(cpu_ranks=2)).devices == ()
     assert gpus(tmp_path).assign({}, one()).devices == ()
 
 
