@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import random
-import shutil
-import signal
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ import pytest
 from grpo_engine.__main__ import run
 from grpo_engine.contract.event import EngineEvent
 from tests.engine.cuts import acts, final_weights, first_attempt, go_on, run_with_cuts, story
-from tests.engine.runs import DEADLINE_S, events, make_job, make_spec, outcome, start, text_of
+from tests.engine.runs import events, make_job, make_spec, outcome
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,8 @@ class Case:
 
     grpo: dict[str, Any]
     at: tuple[int, ...] = (3,)
-    environment: dict[str, Any] = field(default_factory=dict)
+    phases: tuple[str, ...] = ("fixed",)
+    """Of beta, at those steps."""
 
 
 FIXED: dict[str, Any] = {"beta": 0.05, "limits": {"num_steps": 4}, "checkpoints": {"resume_every": 2}}
@@ -44,14 +42,17 @@ CASES: dict[str, Case] = {
                 "ema_decay": 0.5,
                 "update_every": 2,
             },
-            "limits": {"num_steps": 8},
+            "limits": {"num_steps": 7},
             "checkpoints": {"resume_every": 1},
         },
-        at=(3, 7),
+        at=(3, 6),
+        phases=("calibration", "adaptive"),
     ),
     "two updates a rollout": Case({**FIXED, "loss": {"num_iterations": 2, "epsilon_high": 0.3}, "kl": {"importance": "old"}}),
     "penalty in the reward": Case({**FIXED, "kl": {"placement": "reward", "estimator": "k1", "discount": 0.9}}),
-    "scheduled": Case({**FIXED, "beta": {"rule": "schedule", "schedule": {"type": "cosine", "start": 0.1, "end": 0.01}}}),
+    "scheduled": Case(
+        {**FIXED, "beta": {"rule": "schedule", "schedule": {"type": "cosine", "start": 0.1, "end": 0.01}}}, phases=("schedule",)
+    ),
     "gspo with the exact KL": Case({**FIXED, "loss": {"type": "gspo"}, "kl": {"estimator": "exact"}}),
     "decay and schedules of the optimizer": Case(
         {**FIXED, "optimizer": {"weight_decay": 0.1, "lr_schedule": "linear", "warmup_steps": 3, "betas": [0.8, 0.95]}}
@@ -107,20 +108,11 @@ def test_a_feature_is_continued_exactly(job: Path, tmp_path: Path, name: str) ->
     whole = first_attempt(job, f"{tmp_path.name}-whole", spec)
     cuts = run_with_cuts(whole, tmp_path, after=completed(*case.at))
     assert outcome(whole).status == "succeeded", outcome(whole).message
+    assert tuple(story([whole])[step]["beta"]["phase"] for step in case.at) == case.phases
     assert len(cuts) == len(case.at)
     for cut in cuts:
         resumed = same(job, spec, whole, cut)
         assert events(resumed)[0].data["to_step"] > 0, "it went on and did not start over"
-
-
-def test_the_calibration_ends_in_a_target(job: Path, tmp_path: Path) -> None:
-    """So that one of the cuts above lies inside the warm-up and one after it."""
-    spec = make_spec(job, **CASES["calibrated"].grpo)
-    whole = first_attempt(job, f"{tmp_path.name}-whole", spec)
-    run(whole)
-    rules = {step: row["beta"] for step, row in story([whole]).items()}
-    assert [rules[step]["target"] is None for step in (3, 4, 7)] == [True, False, False]
-    assert rules[8]["multiplier"] != 1.0
 
 
 def test_a_rollback_is_repeated_and_gone_on_from_exactly(job: Path, tmp_path: Path) -> None:
@@ -139,10 +131,10 @@ def test_a_rollback_is_repeated_and_gone_on_from_exactly(job: Path, tmp_path: Pa
 
 
 def test_a_resumed_run_rolls_back_to_a_state_from_before_it_was_killed(job: Path, tmp_path: Path) -> None:
-    """Trouble since step 2 fires at step 5, and the kill came at step 3: step 1's state is the one to go back to."""
+    """Trouble since step 2 fires at step 5; the kill comes after step 4, with the state of step 3: step 0's is to go back to."""
     spec = rollback_spec(job, diagnostics=LATE, checkpoints={"resume_every": 3}, limits={"num_steps": 6})
     whole = first_attempt(job, f"{tmp_path.name}-whole", spec)
-    (cut,) = run_with_cuts(whole, tmp_path, after=lambda event: event.step == 4 and event.seq < 40 and event.type == "step.completed")[:1]
+    (cut,) = run_with_cuts(whole, tmp_path, after=lambda event: event.step == 4 and event.type == "step.completed")[:1]
     same(job, spec, whole, cut)
 
 
@@ -175,47 +167,5 @@ def test_a_rollback_cut_before_every_fsync(job: Path, tmp_path: Path) -> None:
     whole = first_attempt(job, f"{tmp_path.name}-whole", spec)
     cuts = run_with_cuts(whole, tmp_path, at_fsync=True)
     assert len(cuts) > 30
-    for cut in random.Random(5).sample(cuts, 24):
+    for cut in random.Random(5).sample(cuts, 8):
         same(job, spec, whole, cut)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_killed_for_real_at_random_moments_again_and_again(job: Path, tmp_path: Path, seed: int) -> None:
-    """Three SIGKILLs, of three attempts in a row: after so many events, or while a checkpoint is half written."""
-    spec = make_spec(
-        job,
-        beta={"rule": "deadband", "value": 0.04, "target": 0.02, "min": 0.01, "update_every": 2, "ema_decay": 0.5},
-        loss={"num_iterations": 2, "dynamic_sampling": True},
-        optimizer={"weight_decay": 0.1, "lr_schedule": "cosine", "warmup_steps": 3},
-        limits={"num_steps": 12},
-        checkpoints={"resume_every": 1, "every": 4},
-    )
-    whole = first_attempt(job, f"{tmp_path.name}-whole", spec)
-    run(whole)
-    dice = random.Random(seed)
-    attempts = [first_attempt(job, f"{tmp_path.name}-killed", spec)]
-    for number in range(3):
-        kill(attempts[-1], dice.randint(2, 4), in_checkpoint=number == seed % 3)
-        attempts.append(go_on(job, spec, attempts))
-    run(attempts[-1])
-    assert outcome(attempts[-1]).status == "succeeded", outcome(attempts[-1]).message
-    assert_same([whole], attempts)
-
-
-def kill(run_dir: Path, num_steps: int, *, in_checkpoint: bool) -> None:
-    """SIGKILL after so many completed steps; with `in_checkpoint`, at the next sight of one half written."""
-    process = start(run_dir)
-    deadline = time.monotonic() + DEADLINE_S
-    try:
-        while text_of(run_dir).count('"step.completed"') < num_steps or (
-            in_checkpoint and not any((run_dir / "checkpoints").glob(".tmp-*"))
-        ):
-            assert process.poll() is None, (run_dir / "engine.log").read_text()
-            assert time.monotonic() < deadline, "the moment to kill did not come"
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    text = text_of(run_dir)
-    (run_dir / "events.jsonl").write_text(text[: text.rfind("\n") + 1])
-    assert not (run_dir / "outcome.json").exists(), "it was killed before its end"
