@@ -1,13 +1,14 @@
 """No completion is ever run as code.
 
 Some scorers of reasoning-gym pass the completion to `eval`, by themselves or through SymPy's parser. While a scorer runs, `eval`
-takes arithmetic, plain containers and SymPy's own constructors, and `exec` nothing but the import of SymPy's names.
+takes arithmetic of bounded size, plain containers and SymPy's own constructors, and `exec` nothing but the import of SymPy's names.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ _CALLED = frozenset({
 })  # fmt: skip
 _SYMPY = "sympy."
 _MAX_SOURCE = 10_000
+_MAX_BITS = 20_000
+"""Numbers with more are not computed."""
+_MAX_EXPONENT_BITS = 14
 _WATCHED = ("reasoning_gym", "sympy.parsing", "__main__")
 """Modules that may hand a completion to `eval`."""
 _SYMPY_NAMES = "from sympy import *"
@@ -81,6 +85,10 @@ def plain_eval(source: Any, names: Mapping[str, Any] | None = None, local_names:
         tree = ast.parse(source.strip(), mode="eval")
     except (RecursionError, MemoryError, ValueError):
         raise Refused("the text is nested too deeply or holds NUL") from None
+    try:
+        _bits(tree.body)
+    except RecursionError:
+        raise Refused("the text is nested too deeply") from None
     known = {**(names or {}), **(local_names or {})}
     for node in ast.walk(tree):
         if not isinstance(node, _PLAIN):
@@ -96,3 +104,37 @@ def _is_mathematical(node: ast.Call, known: Mapping[str, Any]) -> bool:
     if node.keywords or not isinstance(node.func, ast.Name) or node.func.id not in _CALLED:
         return False
     return str(getattr(known.get(node.func.id), "__module__", "")).startswith(_SYMPY)
+
+
+def _bits(node: ast.AST) -> float:
+    """An upper bound of log2 of the number an expression makes, symbols counting as 1. Raises Refused for one that would be huge."""
+    if isinstance(node, ast.Constant):
+        return _bits_of_constant(node.value)
+    if not isinstance(node, ast.BinOp):
+        return max((_bits(inner) for inner in ast.iter_child_nodes(node)), default=1.0)
+    if any(isinstance(side, ast.List | ast.Tuple | ast.Set | ast.Dict) or _is_text(side) for side in (node.left, node.right)):
+        raise Refused("there is no arithmetic with text or lists")
+    left, right = _bits(node.left), _bits(node.right)
+    found = left + right
+    if isinstance(node.op, ast.Pow | ast.LShift):
+        if right > _MAX_EXPONENT_BITS:
+            raise Refused("the exponent is too large")
+        found = max(left, 1.0) * 2.0**right
+    if found > _MAX_BITS:
+        raise Refused("the number would be too large")
+    return found
+
+
+def _bits_of_constant(value: Any) -> float:
+    """SymPy's parser writes decimals as text: `Float('0.5')`."""
+    if isinstance(value, int):
+        return float(value.bit_length())
+    try:
+        number = abs(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return 4.0 * len(value) if isinstance(value, str) and any(sign.isdigit() for sign in value) else 1.0
+    return math.log2(number + 1.0) if math.isfinite(number) else math.inf
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)

@@ -147,6 +147,7 @@ def test_scorers_that_evaluate_answers_run_nothing_of_a_completion(tmp_path: Pat
         f"Symbol('x').func.__globals__['__builtins__']['open']({str(mark)!r}, 'w')",
         f"S(\"__import__('pathlib').Path({str(mark)!r}).touch()\")",
         "(" * 2000 + "1" + ")" * 2000,
+        "9**9**9**9",
     ]
     row = read(tmp_path / "rows")[0]
     with make_environment_grader(environment, processes=1) as ready:
@@ -172,6 +173,44 @@ def test_not_a_number_is_no_answer(tmp_path: Path) -> None:
 def test_only_plain_values_are_evaluated(text: Any) -> None:
     with pytest.raises((Refused, SyntaxError)):
         plain_eval(text, {"open": open, "int": int})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9**9**9",
+        "(9**999)**999",
+        "2**-9**99",
+        "2**(1e9)",
+        "1 << 10**9",
+        "*".join(["9**999"] * 20),
+        "1e400**2",
+        "-" * 9000 + "1",
+        "[0]*10**9",
+        "([1]+[2])*10**8",
+        "'a'*10**9",
+        "'%999999999d' % 1",
+    ],
+)
+def test_what_could_be_huge_is_not_computed(text: str) -> None:
+    """A completion of a few tokens must not cost the grader its process."""
+    with pytest.raises((Refused, SyntaxError)):
+        plain_eval(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2**10", 1024),
+        ("49*(85 - 1)/14 - 42 - 73", 179),
+        ("9**0.5", 3.0),
+        ("(1+2j)*3", 3 + 6j),
+        ("4**-1", 0.25),
+        ("[[1, -2], ['a']]", [[1, -2], ["a"]]),
+    ],
+)
+def test_ordinary_arithmetic_is_computed(text: str, value: Any) -> None:
+    assert plain_eval(text) == value
 
 
 def test_scorers_evaluate_plain_values_only_and_others_as_ever() -> None:
