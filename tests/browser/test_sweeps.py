@@ -59,11 +59,15 @@ GRADER = {"type": "string_check", "reference": "{{item.answer}}"}
 def worker(dashboard_settings: Settings) -> Iterator[None]:
     """A worker that answers one probe."""
     board, live = WorkerBoard(dashboard_settings), Live.connect(dashboard_settings)
+    is_over = threading.Event()
     live.worker_heartbeat("trainer-1", {"queues": ["grpo-cpu"], "slots": 1})
 
     def work() -> None:
+        found = None
         with redis.Redis.from_url(dashboard_settings.redis_url, decode_responses=True) as client:
-            found = client.brpop([f"{keys.PREFIX}grpo-cpu"], timeout=30)
+            while found is None and not is_over.is_set():
+                live.worker_heartbeat("trainer-1", {"queues": ["grpo-cpu"], "slots": 1})
+                found = client.brpop([f"{keys.PREFIX}grpo-cpu"], timeout=1)
         if found is not None:
             probe_id = str(json.loads(found[1])["headers"]["id"])
             assert board.take(probe_id, "trainer-1") is not None
@@ -72,7 +76,8 @@ def worker(dashboard_settings: Settings) -> Iterator[None]:
     hand = threading.Thread(target=work)
     hand.start()
     yield
-    hand.join(40)
+    is_over.set()
+    hand.join(10)
     assert not hand.is_alive()
     board.close()
     live.close()
