@@ -27,6 +27,8 @@ from grpo_engine.outcome import RunFailure
 from grpo_engine.rank_processes import LOST, Seat
 
 Item = TypeVar("Item")
+MEETING = timedelta(minutes=10)
+"""How long the first may wait for the last to start: a loaded host is slow to load torch, and that is no silence."""
 BUCKET_BYTES = 64 * 2**20
 """Gradients travel in pieces of about this size."""
 
@@ -152,12 +154,16 @@ def _run(work: Any) -> None:
 def join(resources: Resources, seat: Seat) -> Ranks:
     """Meet the other ranks of the job, on this host; everything is bound to loopback. Blocks until all are there.
 
-    Raises RankLost when they do not come within `resources.rank_timeout_s`, InvalidRequest when there are not enough GPUs.
+    Raises RankLost when they do not come within `MEETING` (or `resources.rank_timeout_s`, if that is longer), InvalidRequest when
+    there are not enough GPUs.
     """
     device = choose_device(resources, seat.rank).device
     timeout = timedelta(seconds=resources.rank_timeout_s)
     try:
         store = FileStore(seat.meet, seat.size)
+        store.set_timeout(max(timeout, MEETING))
+        store.set(f"here-{seat.rank}", "1")
+        store.wait([f"here-{rank}" for rank in range(seat.size)])
         control = data = gloo_group(PrefixStore("control", store), seat.rank, seat.size, timeout)
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -167,7 +173,7 @@ def join(resources: Resources, seat: Seat) -> Ranks:
         else:
             share_threads(seat.size)
     except RuntimeError as error:
-        raise RankLost(f"the ranks could not meet within {resources.rank_timeout_s} s: {error}") from error
+        raise RankLost(f"the ranks could not meet: {error}") from error
     return Ranks(seat.rank, seat.size, control, data, seat.rank)
 
 
