@@ -52,9 +52,9 @@ def test_a_fork_has_the_settings_but_for_the_overrides_and_the_root_as_reference
     assert made["resolved"]["reference"]["source"] == "model:tiny"
     same = {key: value for key, value in made["resolved"].items() if key not in ("beta", "reference", "preset")}
     assert same == {key: above["resolved"][key] for key in same}
-    assert made["lineage"] == {"root_model": "tiny", "parent_job": parent, "parent_checkpoint": made["model"], "forks": []}
+    assert made["lineage"] == {"root_model": "tiny", "parent_job": parent, "parent_checkpoint": made["model"], "forks": [], "sweep": None}
     above = client.get(f"{JOBS}/{parent}").json()
-    assert above["lineage"] == {"root_model": "tiny", "parent_job": None, "parent_checkpoint": None, "forks": [made["id"]]}
+    assert above["lineage"] == {"root_model": "tiny", "parent_job": None, "parent_checkpoint": None, "forks": [made["id"]], "sweep": None}
     assert client.get(f"{JOBS}/{parent}/events").json()["data"][0]["event"] == "job.forked"
 
 

@@ -58,7 +58,7 @@ ERRORS: list[tuple[str, dict[str, Any], str, str]] = [
     ("reinforcement and the estimator", reinforcement(kl={"estimator": "k4"}), HYPER + "kl.estimator", "k3"),
     ("reinforcement and its grader", reinforcement({"type": "regex"}), "method.reinforcement.grader.pattern", "required"),
     ("reinforcement without a grader", {**grpo(), "method": {"type": "reinforcement", "reinforcement": {}}},
-     "method.reinforcement.grader", "exactly one"),
+     "method.reinforcement.grader", "give a grader, or an environment"),
     ("an unknown preset", grpo(preset={"name": "recipe"}), "method.grpo.preset", "recipe_fixed"),
 ]  # fmt: skip
 

@@ -119,12 +119,6 @@ def test_validate_creates_nothing(client: httpx.Client) -> None:
     assert answer.json()["resolved"]["method"]["grpo"]["kl"]["grad"] == "unbiased"
     assert answer.json()["disk_bytes_needed"] > 0
     assert client.get(JOBS).json()["data"] == []
-    assert client.post(f"{JOBS}/validate?probe=true", json=spec(file_id)).json()["error"] == {
-        "message": "probe is not implemented in this version; leave it out",
-        "type": "invalid_request_error",
-        "param": "probe",
-        "code": "not_implemented",
-    }
 
 
 def test_reinforcement_is_translated(client: httpx.Client) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
+
+from api.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -24,8 +25,8 @@ def test_every_part_of_the_product_is_a_service() -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_each_service_runs_a_command_the_cli_knows(name: str) -> None:
     command = SERVICES[name]["command"][0]
-    answer = subprocess.run([sys.executable, "-m", "api.cli", command, "--help"], cwd=ROOT, capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stderr
+    answer = CliRunner().invoke(app, [command, "--help"])
+    assert answer.exit_code == 0, answer.output
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -7,14 +7,15 @@ import dataclasses
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from api.auth import PUBLIC_PATHS
+from api.cli import app
 from jobs.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,9 +48,9 @@ def containers() -> list[dict[str, Any]]:
 
 def check_command(words: list[str]) -> None:
     """The CLI knows the command and each of its options."""
-    answer = subprocess.run([sys.executable, "-m", "api.cli", words[0], "--help"], cwd=ROOT, capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stderr
-    assert all(word in answer.stdout for word in words[1:] if word.startswith("--"))
+    answer = CliRunner().invoke(app, [words[0], "--help"])
+    assert answer.exit_code == 0, answer.output
+    assert all(word in answer.output for word in words[1:] if word.startswith("--"))
 
 
 @pytest.mark.parametrize("path", SYSTEMD, ids=lambda path: path.name)

@@ -35,10 +35,12 @@ class Asker:
     def __init__(self, room: Room) -> None:
         self.room = room
         self.id = f"ftprobe-{secrets.token_hex(16)}"
+        self.mark_s = 30.0
+        """How long the mark that somebody waits stands; nobody renews it here."""
 
     def do(self, work: Callable[[AskerBoard], Coroutine[Any, Any, Any]]) -> Any:
         async def go() -> Any:
-            board = AskerBoard(self.room.settings)
+            board = AskerBoard(replace(self.room.settings, lease_ttl_s=self.mark_s, lost_after_s=2 * self.mark_s))
             try:
                 return await work(board)
             finally:
