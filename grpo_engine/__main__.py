@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_engine.contract.command import Dispatch
 from grpo_engine.contract.error import GrpoError, InvalidRequest
-from grpo_engine.contract.event import EXIT_CONFIG, Level, Outcome
+from grpo_engine.contract.event import EXIT_CONFIG, Level, Outcome, Progress
 from grpo_engine.contract.intake import resolve_spec, validate
 from grpo_engine.contract.job import Resources
 from grpo_engine.events import EVENTS_FILE, EventLog
@@ -156,13 +156,14 @@ def failure(error: BaseException, log: EventLog | None) -> Outcome:
         is_memory, param, is_retryable = is_out_of_memory(error), None, True
         reason = "out_of_memory" if is_memory else "crash"
         message = f"{describe(error)} ({type(error).__name__}: {error})" if is_memory else f"{type(error).__name__}: {error}"
+    progress = log.progress if log is not None else Progress()
     return Outcome(
         status="failed",
         reason=reason,
         message=message,
         retryable=is_retryable,
-        last_step=log.last_step if log is not None else 0,
-        resume_checkpoint=log.newest_resume if log is not None else None,
+        last_step=progress.last_step,
+        resume_checkpoint=progress.resume_checkpoint,
         param=param,
     )
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpo_engine.contract.event import ENGINE_EVENTS, EngineEvent, Level
+from grpo_engine.contract.event import ENGINE_EVENTS, EngineEvent, Level, Progress
 from grpo_engine.outcome import fsync_directory
 
 EVENTS_FILE = "events.jsonl"
@@ -35,10 +35,7 @@ class EventLog:
         self.num_dropped = 0
         """Events lost because the disk stayed full until the backlog was full too."""
         self.num_write_failures = 0
-        self.last_step = 0
-        """Of the last `step.completed` or `run.rewound`."""
-        self.newest_resume: str | None = None
-        """Name of the newest resume state announced."""
+        self.progress = Progress()
         self._backlog = bytearray()
         self._backlog_bytes = backlog_bytes
         self._durable_bytes = 0
@@ -61,7 +58,7 @@ class EventLog:
             message=message[:MESSAGE_LIMIT],
             data=data or {},
         )
-        self._follow(event)
+        self.progress = self.progress.after(event)
         line = event.to_line().encode() + b"\n"
         self.flush()
         if len(self._backlog) + len(line) > self._backlog_bytes:
@@ -71,14 +68,6 @@ class EventLog:
         self._backlog += line
         self.flush()
         return event
-
-    def _follow(self, event: EngineEvent) -> None:
-        if event.type == "step.completed" and event.step is not None:
-            self.last_step = event.step
-        elif event.type == "run.rewound":
-            self.last_step = int(event.data["to_step"])
-        elif event.type == "checkpoint.saved" and event.data.get("kind") == "resume":
-            self.newest_resume = event.data["name"]
 
     def flush(self) -> bool:
         """Hand everything that waits to the operating system. Returns whether nothing waits any more."""

@@ -20,8 +20,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from grpo_engine.contract.event import EXIT_STOPPED, EXIT_SUCCEEDED, EngineEvent, Outcome
+from grpo_engine.contract.event import EXIT_STOPPED, EXIT_SUCCEEDED, EngineEvent, Outcome, Progress, signal_name
 from grpo_engine.events import EVENTS_FILE
 from grpo_engine.outcome import OUTCOME_FILE, exit_code, write_outcome
 
@@ -155,7 +156,8 @@ def verdict(run_dir: Path, size: int, ended: Mapping[int, int]) -> Outcome:
 
     `ended` has the exit statuses of those that were not ended by the parent.
     """
-    last_step, newest = progress(run_dir)
+    came = progress(run_dir)
+    far: dict[str, Any] = {"last_step": came.last_step, "resume_checkpoint": came.resume_checkpoint}
     left = {}
     for rank in range(size):
         path = verdict_path(run_dir, rank)
@@ -165,9 +167,9 @@ def verdict(run_dir: Path, size: int, ended: Mapping[int, int]) -> Outcome:
     if own:
         failed = left[own[0]]
         message = f"rank {own[0]} of {size}: {failed.message}"
-        return failed.model_copy(update={"message": message, "last_step": last_step, "resume_checkpoint": newest})
+        return failed.model_copy(update={"message": message, **far})
     reason, message = _unexplained(size, ended, left)
-    return Outcome(status="failed", reason=reason, message=message, retryable=True, last_step=last_step, resume_checkpoint=newest)
+    return Outcome(status="failed", reason=reason, message=message, retryable=True, **far)
 
 
 def _unexplained(size: int, ended: Mapping[int, int], left: Mapping[int, Outcome]) -> tuple[str, str]:
@@ -175,7 +177,7 @@ def _unexplained(size: int, ended: Mapping[int, int], left: Mapping[int, Outcome
     for rank, status in ended.items():
         if status < 0:
             hint = "; the kernel does that when memory runs out" if status == -signal.SIGKILL else ""
-            return "crash", f"rank {rank} of {size} was ended by {_signal_name(-status)}{hint}; the other ranks were ended"
+            return "crash", f"rank {rank} of {size} was ended by {signal_name(-status)}{hint}; the other ranks were ended"
     for rank, status in ended.items():
         if rank not in left:
             return "crash", f"rank {rank} of {size} exited with status {status} and no verdict; engine.log has its last words"
@@ -186,25 +188,11 @@ def _unexplained(size: int, ended: Mapping[int, int], left: Mapping[int, Outcome
     return LOST, f"the ranks did not hear each other ({waited})"
 
 
-def progress(run_dir: Path) -> tuple[int, str | None]:
-    """Last completed step and newest resume state, from the attempt's events."""
-    last_step, newest = 0, None
+def progress(run_dir: Path) -> Progress:
+    """How far the attempt came, from its events."""
+    found = Progress()
     path = run_dir / EVENTS_FILE
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
-        if not line.endswith(b"\n"):
-            continue
-        event = EngineEvent.model_validate_json(line)
-        if event.type == "step.completed" and event.step is not None:
-            last_step = event.step
-        elif event.type == "run.rewound":
-            last_step = int(event.data["to_step"])
-        elif event.type == "checkpoint.saved" and event.data.get("kind") == "resume":
-            newest = str(event.data["name"])
-    return last_step, newest
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+        if line.endswith(b"\n"):
+            found = found.after(EngineEvent.model_validate_json(line))
+    return found

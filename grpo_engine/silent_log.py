@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from grpo_engine.contract.event import EngineEvent, Level
+from grpo_engine.contract.event import EngineEvent, Level, Progress
 from grpo_engine.events import EventLog
 
 
@@ -14,14 +14,15 @@ class SilentLog(EventLog):
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self.seq = self.num_dropped = self.num_write_failures = self.last_step = 0
-        self.newest_resume = None
+        self.seq = self.num_dropped = self.num_write_failures = 0
+        self.progress = Progress()
 
     def emit(
         self, kind: str, message: str, *, step: int | None = None, level: Level = "info", data: dict[str, Any] | None = None
     ) -> EngineEvent | None:
         """Follow the run, write nothing."""
-        self._follow(EngineEvent(epoch=self.epoch, seq=1, time=time.time(), type=kind, level=level, step=step, message="", data=data or {}))
+        event = EngineEvent(epoch=self.epoch, seq=1, time=time.time(), type=kind, level=level, step=step, message="", data=data or {})
+        self.progress = self.progress.after(event)
         return None
 
     def flush(self) -> bool:

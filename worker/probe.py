@@ -19,6 +19,7 @@ from celery import Celery
 
 from grpo_engine.contract.command import Dispatch
 from grpo_engine.contract.error import Unavailable
+from grpo_engine.contract.event import Progress
 from jobs.artifacts import Artifacts, write_atomic
 from jobs.probes import PROBE_ID, ProbeAnswer, ProbeOrder, WorkerBoard
 from jobs.queue import RUN_PROBE
@@ -26,7 +27,7 @@ from jobs.settings import Settings, bare_environment
 from worker.drain import DRAIN
 from worker.engine import Engine
 from worker.probe_place import ProbePlace
-from worker.verdict import Progress, oom_kills, verdict_on_exit
+from worker.verdict import oom_kills, verdict_on_exit
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from grpo_engine.contract.event import EngineEvent
+from grpo_engine.contract.event import EngineEvent, Progress
 from jobs.artifacts import read_events
 from worker.attempt import Attempt
-from worker.verdict import Progress
 from worker.wire import Wire
 
 log = logging.getLogger(__name__)
@@ -57,17 +56,10 @@ class Tail:
         return True
 
     def _observe(self, event: EngineEvent) -> None:
-        last_step, resume = self.progress.last_step, self.progress.resume_checkpoint
+        self.progress = self.progress.after(event)
         match event.type, event.data:
-            case "step.completed", _ if event.step is not None:
-                last_step = event.step
-            case "run.rewound", {"to_step": int(step)}:
-                last_step = step
-            case "checkpoint.saved", {"kind": "resume", "name": str(name)}:
-                resume = name
             case "control.applied" | "control.refused", {"command": int(number)}:
                 self.answered.add(number)
-        self.progress = Progress(last_step, resume)
 
 
 def progress_of(attempt: Attempt) -> Progress:

@@ -20,7 +20,7 @@ from celery import Celery
 
 from grpo_engine.contract.command import Dispatch
 from grpo_engine.contract.error import Unavailable
-from grpo_engine.contract.event import Outcome
+from grpo_engine.contract.event import Outcome, Progress
 from jobs.artifacts import Artifacts
 from jobs.live import Live
 from jobs.notices import Notice
@@ -33,7 +33,7 @@ from worker.gpus import Assignment, Gpus, NoHealthyGpu
 from worker.processes import CannotEnd
 from worker.supervisor import Supervisor, Timing
 from worker.tail import progress_of
-from worker.verdict import Progress, stopped, supervision_failed
+from worker.verdict import stopped, supervision_failed
 from worker.wire import Wire
 
 log = logging.getLogger(__name__)

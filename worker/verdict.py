@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_engine.contract.event import EXIT_CONFIG, EXIT_DIVERGED, Outcome
+from grpo_engine.contract.event import EXIT_CONFIG, EXIT_DIVERGED, Outcome, Progress, signal_name
 
 _COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 
@@ -23,18 +22,10 @@ def oom_kills() -> int:
     return total
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far an attempt came, from its events."""
-
-    last_step: int = 0
-    resume_checkpoint: str | None = None
-
-
 def verdict_on_exit(returncode: int, progress: Progress, *, was_oom: bool) -> Outcome:
     """The outcome of an engine that ended by itself without writing one."""
     if returncode < 0:
-        name = _signal_name(-returncode)
+        name = signal_name(-returncode)
         if was_oom and -returncode == signal.SIGKILL:
             return _failed("out_of_memory", f"the kernel killed the engine for memory ({name})", progress)
         return _failed("crash", f"the engine was ended by {name}", progress)
@@ -78,10 +69,3 @@ def _failed(reason: str, message: str, progress: Progress, *, retryable: bool = 
         last_step=progress.last_step,
         resume_checkpoint=progress.resume_checkpoint,
     )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

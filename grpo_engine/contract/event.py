@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field
@@ -62,6 +64,35 @@ class EngineEvent(Strict):
     def to_line(self) -> str:
         """The event as strict JSON without a line break."""
         return json.dumps(encode_nonfinite(self.model_dump()), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an attempt came, from its events."""
+
+    last_step: int = 0
+    """Of the last `step.completed` or `run.rewound`."""
+    resume_checkpoint: str | None = None
+    """Name of the newest resume state announced."""
+
+    def after(self, event: EngineEvent) -> Progress:
+        """As it stands when the event has been said."""
+        match event.type, event.data:
+            case "step.completed", _ if event.step is not None:
+                return Progress(event.step, self.resume_checkpoint)
+            case "run.rewound", {"to_step": int(step)}:
+                return Progress(step, self.resume_checkpoint)
+            case "checkpoint.saved", {"kind": "resume", "name": str(name)}:
+                return Progress(self.last_step, name)
+        return self
+
+
+def signal_name(number: int) -> str:
+    """What ended a process, as people call it: `SIGKILL` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def encode_nonfinite(value: Any) -> Any:

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from grpo_engine.contract.error import Unavailable
+from grpo_engine.contract.event import Progress
 from worker import launch
 from worker.broker import is_message
 from worker.capabilities import gpus, graders, models, parse_gpus
 from worker.drain import DrainFlag
 from worker.engine import cap_log
 from worker.hearing import Hearing
-from worker.verdict import Progress, verdict_on_exit
+from worker.verdict import verdict_on_exit
 from worker.wire import Wire
 
 
