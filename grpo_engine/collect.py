@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from grpo_engine.advantage import is_equal
 from grpo_engine.batch import Group, Rollout
-from grpo_engine.grader import Sample
+from grpo_engine.grading import grade_completions
 from grpo_engine.learner import Learner
 from grpo_engine.logprob import check_shortcut
 from grpo_engine.rollout import sample_groups
@@ -54,15 +54,8 @@ def collect(learner: Learner, step: int, seconds: Seconds) -> Collected:
 
 
 def grade(learner: Learner, rollout: Rollout) -> list[str]:
-    """Put rewards into the completions; returns the errors of those that could not be graded (their reward is NaN)."""
-    samples = [Sample(prompt.item, completion.text, {"num_tokens": len(completion.token_ids)}) for prompt, completion in rollout.rows]
-    errors = []
-    scores = learner.ranks.first(lambda: learner.grader.score(samples))
-    for (_, completion), score in zip(rollout.rows, scores, strict=True):
-        completion.reward, completion.parts = score.value, score.parts
-        if not math.isfinite(score.value):
-            errors.append(score.error or f"the grader returned {score.value}")
-    return errors
+    """Grade a rollout with the job's grader; see `grade_completions`."""
+    return grade_completions(rollout.rows, learner.grader, learner.ranks)
 
 
 def _sample(learner: Learner, step: int) -> tuple[Rollout, str | None]:

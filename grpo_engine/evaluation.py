@@ -15,7 +15,8 @@ from typing import Any
 
 from grpo_engine.batch import Completion, Prompt
 from grpo_engine.contract.job import SamplingConfig
-from grpo_engine.grader import GraderPool, Sample
+from grpo_engine.grader import GraderPool
+from grpo_engine.grading import grade_completions
 from grpo_engine.policy import Policy
 from grpo_engine.rollout import sample_groups
 
@@ -78,16 +79,8 @@ class Evaluator:
         for start in range(0, len(self._prompts), at_once):
             groups = sample_groups(policy, self._prompts[start : start + at_once], 1, self._sampling, self._seed, 0)
             completions += [group.completions[0] for group in groups]
-        samples = [
-            Sample(prompt.item, completion.text, {"num_tokens": len(completion.token_ids)})
-            for prompt, completion in zip(self._prompts, completions, strict=True)
-        ]
-        evaluation = Evaluation(completions)
-        for completion, score in zip(completions, policy.ranks.first(lambda: self._grader.score(samples)), strict=True):
-            completion.reward, completion.parts = score.value, score.parts
-            if not math.isfinite(score.value):
-                evaluation.errors.append(score.error or f"the grader returned {score.value}")
-        return evaluation
+        rows = list(zip(self._prompts, completions, strict=True))
+        return Evaluation(completions, grade_completions(rows, self._grader, policy.ranks))
 
 
 def evaluation_seed(seed: int) -> int:

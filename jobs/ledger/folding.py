@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from pydantic_core import from_json, to_json
 
-from jobs.ledger.history import HistoryBook
+from jobs.ledger.history import HistoryBook, readings, steps_between
 from jobs.rollups import WIDTHS, Fold, add_fold, add_step, bucket_width, fold_of, fold_steps
 from jobs.tables import rollups, steps
 
@@ -39,15 +39,8 @@ class SamplingBook(HistoryBook):
         resolution: int,
     ) -> Sampled:
         """At most `resolution` buckets of equal width in steps, a power of two, from steps that count. Raises NotFound for the job."""
-        bounds = [steps.c.job_id == job_id, steps.c.superseded.is_(False)]
-        for bound in (
-            None if step_from is None else steps.c.step >= step_from,
-            None if step_to is None else steps.c.step <= step_to,
-            None if time_from is None else steps.c.time >= time_from,
-            None if time_to is None else steps.c.time <= time_to,
-        ):
-            if bound is not None:
-                bounds.append(bound)
+        among = steps_between(step_from, step_to, time_from, time_to)
+        bounds = [steps.c.job_id == job_id, steps.c.superseded.is_(False), *among]
         with self.database.read() as connection:
             self._job(connection, job_id)
             # Two queries: SQLite takes each end from the index, and reads every row for both at once.
@@ -84,12 +77,7 @@ class SamplingBook(HistoryBook):
         for row in connection.execute(sa.select(rollups.c.number, *columns).where(inside).order_by(rollups.c.number)):
             number = row[0] // per_bucket
             seen[number] = seen.get(number, 0) + 1
-            if picked is None:
-                fold = from_json(row[1])
-                later = fold if names is None else {name: fold[name] for name in names if name in fold}
-            else:
-                later = {name: from_json(value) for name, value in zip(names or (), row[1:], strict=True) if value is not None}
-            add_fold(buckets.setdefault(number, {}), later)
+            add_fold(buckets.setdefault(number, {}), readings(row[1:], names, is_picked=picked is not None))
         unread: list[tuple[int, int]] = []
         for number in range((first - 1) // width, (last - 1) // width + 1):
             low, high = number * width + 1, number * width + width
@@ -108,12 +96,7 @@ class SamplingBook(HistoryBook):
         picked = self.picked(names, steps.c.metrics)
         query = sa.select(steps.c.step, *([steps.c.metrics] if picked is None else picked)).where(*bounds).order_by(steps.c.step)
         for row in connection.execute(query):
-            if picked is None:
-                metrics = from_json(row[1])
-                if names is not None:
-                    metrics = {name: metrics[name] for name in names if name in metrics}
-            else:
-                metrics = {name: from_json(value) for name, value in zip(names or (), row[1:], strict=True) if value is not None}
+            metrics = readings(row[1:], names, is_picked=picked is not None)
             add_step(buckets.setdefault((row[0] - 1) // width, {}), row[0], metrics)
 
 

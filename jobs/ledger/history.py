@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,7 +19,7 @@ from jobs.tables import checkpoints, job_events, steps
 MAX_MISSING = 1000
 MAX_PICKED = 8
 
-_STEP_COLUMNS = (steps.c.step, steps.c.epoch, steps.c.seq, steps.c.time, steps.c.beta, steps.c.superseded, steps.c.metrics)
+_STEP_COLUMNS = (steps.c.step, steps.c.epoch, steps.c.seq, steps.c.time, steps.c.beta, steps.c.superseded)
 
 
 class HistoryBook(Book):
@@ -66,17 +66,10 @@ class HistoryBook(Book):
         (still in step order). With superseded rows the order is (epoch, seq).
         """
         picked = self.picked(names, steps.c.metrics)
-        query = sa.select(*(_STEP_COLUMNS if picked is None else _STEP_COLUMNS[:-1]), *(picked or ())).where(steps.c.job_id == job_id)
+        query = sa.select(*_STEP_COLUMNS, *([steps.c.metrics] if picked is None else picked)).where(steps.c.job_id == job_id)
         if not with_superseded:
             query = query.where(steps.c.superseded.is_(False))
-        for bound in (
-            None if step_from is None else steps.c.step >= step_from,
-            None if step_to is None else steps.c.step <= step_to,
-            None if time_from is None else steps.c.time >= time_from,
-            None if time_to is None else steps.c.time <= time_to,
-        ):
-            if bound is not None:
-                query = query.where(bound)
+        query = query.where(*steps_between(step_from, step_to, time_from, time_to))
         way = sa.desc if newest else sa.asc
         columns = (steps.c.epoch, steps.c.seq) if with_superseded else (steps.c.step,)
         query = query.order_by(*(way(column) for column in columns))
@@ -84,9 +77,7 @@ class HistoryBook(Book):
             self._job(connection, job_id)
             rows = connection.execute(query if limit is None else query.limit(limit)).all()
         ordered = reversed(rows) if newest else rows
-        if picked is None:
-            return [_step_record(row, names) for row in ordered]
-        return [_picked_record(row, tuple(names or ())) for row in ordered]
+        return [_step_record(row, names, is_picked=picked is not None) for row in ordered]
 
     def picked(self, names: Collection[str] | None, column: sa.Column[str]) -> list[sa.ColumnElement[Any]] | None:
         """Columns that take a few metrics out inside the database, which is ten times faster than reading all of them.
@@ -105,8 +96,8 @@ class HistoryBook(Book):
     def metrics_after(self, job_id: str, after: tuple[int, int], limit: int = 1000) -> list[StepRecord]:
         """Telemetry rows after (epoch, seq), in that order, superseded ones included: what the metrics stream replays."""
         position = sa.tuple_(steps.c.epoch, steps.c.seq)
-        query = (
-            sa.select(steps)
+        query: sa.Select[Any] = (
+            sa.select(*_STEP_COLUMNS, steps.c.metrics)
             .where(steps.c.job_id == job_id, position > sa.tuple_(*map(sa.literal, after)))
             .order_by(steps.c.epoch, steps.c.seq)
             .limit(limit)
@@ -208,14 +199,27 @@ class HistoryBook(Book):
                 self._note(connection, row.job_id, "checkpoint.deleted", message, step=row.step, data=data)
 
 
-def _step_record(row: sa.Row[Any], names: Collection[str] | None) -> StepRecord:
-    metrics = from_json(row.metrics)
-    if names is not None:
-        metrics = {name: metrics[name] for name in names if name in metrics}
-    return StepRecord(row.step, row.epoch, row.seq, row.time, metrics, from_json(row.beta), row.superseded)
+def steps_between(
+    step_from: int | None, step_to: int | None, time_from: float | None, time_to: float | None
+) -> list[sa.ColumnElement[bool]]:
+    """Conditions on steps, one for each end that is given; both ends belong to the range."""
+    ends = (
+        None if step_from is None else steps.c.step >= step_from,
+        None if step_to is None else steps.c.step <= step_to,
+        None if time_from is None else steps.c.time >= time_from,
+        None if time_to is None else steps.c.time <= time_to,
+    )
+    return [end for end in ends if end is not None]
 
 
-def _picked_record(row: sa.Row[Any], names: tuple[str, ...]) -> StepRecord:
-    values = zip(names, row[len(_STEP_COLUMNS) - 1 :], strict=True)
-    metrics = {name: from_json(value) for name, value in values if value is not None}
+def readings(values: Sequence[Any], names: Collection[str] | None, *, is_picked: bool) -> dict[str, Any]:
+    """Metrics by name from what the database gave: one text for each name when they were picked inside it, else one for all."""
+    if is_picked:
+        return {name: from_json(value) for name, value in zip(names or (), values, strict=True) if value is not None}
+    metrics: dict[str, Any] = from_json(values[0])
+    return metrics if names is None else {name: metrics[name] for name in names if name in metrics}
+
+
+def _step_record(row: sa.Row[Any], names: Collection[str] | None, *, is_picked: bool = False) -> StepRecord:
+    metrics = readings(row[len(_STEP_COLUMNS) :], names, is_picked=is_picked)
     return StepRecord(row.step, row.epoch, row.seq, row.time, metrics, from_json(row.beta), row.superseded)
