@@ -11,6 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -58,11 +59,9 @@ def is_ahead(services: Services, job: JobRecord, place: Position) -> bool:
         return False
     if not 1 <= place.epoch <= job.epoch or place.seq < 1:
         return place.epoch > job.epoch
-    try:
+    with suppress(Unavailable):  # the file knows as well
         if services.live.read_stream(job.id, str(Position(place.epoch, place.seq - 1)), count=1):
             return False
-    except Unavailable:
-        pass  # the file knows as well
     return services.artifacts.last_seq(job.id, place.epoch) < place.seq
 
 

@@ -18,9 +18,7 @@ def own_rows(ranks: Ranks, rollout: Rollout) -> range:
 
 def split_own(rows: Sequence[Row], own: range, tokens: int, is_branched: bool) -> list[MicroBatch]:
     """Micro-batches of at most so many tokens; none when the share is empty."""
-    mine = [rows[at] for at in own]
-    batches = split_rows(mine, tokens, is_branched) if mine else []
-    return [MicroBatch([own.start + at for at in batch.index], batch.rows) for batch in batches]
+    return split_again([MicroBatch(list(own), [rows[at] for at in own])], tokens, is_branched)
 
 
 def split_again(batches: Sequence[MicroBatch], tokens: int, is_branched: bool) -> list[MicroBatch]:
