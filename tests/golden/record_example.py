@@ -18,8 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from grpo_engine.detectors.history import WATCHED
-from tests.engine.runs import series
+from tests.golden.recordings import Recording, keep, write
 
 TARGET = Path(__file__).with_name("example_runs.json")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -59,8 +58,8 @@ def held_out() -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def record(root: Path, name: str) -> dict[str, Any]:
-    """Train one run in a process of its own and keep its watched metrics, five digits each."""
+def record(root: Path, name: str) -> Recording:
+    """Train one run in a process of its own and keep its watched metrics."""
     run_dir = root / name
     run_dir.mkdir()
     (run_dir / "held_out.jsonl").write_text(held_out(), encoding="utf-8")
@@ -69,17 +68,7 @@ def record(root: Path, name: str) -> dict[str, Any]:
         dispatch["validation_file"] = str(run_dir / "held_out.jsonl")
     (run_dir / "dispatch.json").write_text(json.dumps(dispatch), encoding="utf-8")
     subprocess.run([sys.executable, "-m", "grpo_engine", str(run_dir)], check=True)
-    metrics = series(run_dir)
-    names = sorted({key for row in metrics.values() for key in row} & WATCHED)
-    rows = [[None if (value := metrics[step].get(key)) is None else float(f"{value:.5g}") for key in names] for step in sorted(metrics)]
-    return {"names": names, "rows": rows}
-
-
-def write(recorded: dict[str, Any]) -> None:
-    """One line a step, so that a change of one run reads as one."""
-    lines = [f'"{name}": {{"names": {json.dumps(run["names"])}, "rows": [\n' for name, run in recorded.items()]
-    parts = [line + ",\n".join(json.dumps(row) for row in run["rows"]) + "\n]}" for line, run in zip(lines, recorded.values(), strict=True)]
-    TARGET.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+    return keep(run_dir)
 
 
 def main() -> None:
@@ -88,7 +77,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for name in sys.argv[1:] or RUNS:
             recorded[name] = record(Path(directory), name)
-            write({known: recorded[known] for known in RUNS if known in recorded})
+            write(TARGET, {known: recorded[known] for known in RUNS if known in recorded})
 
 
 if __name__ == "__main__":

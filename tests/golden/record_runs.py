@@ -9,15 +9,14 @@ brings KL back.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from grpo_engine.detectors.history import WATCHED
-from tests.engine.runs import make_job, make_spec, series, train
+from tests.engine.runs import make_job, make_spec, train
+from tests.golden.recordings import keep, write
 
 TARGET = Path(__file__).with_name("recorded_runs.json")
 RUNS_OF_DIGITS = {
@@ -46,23 +45,13 @@ def settings(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def record(root: Path, name: str) -> dict[str, Any]:
-    """Train one run and keep its watched metrics, five digits each."""
-    metrics = series(train(root, name, make_spec(root, **settings(RUNS[name]))))
-    names = sorted({key for row in metrics.values() for key in row} & WATCHED)
-    rows = [[None if (value := metrics[step].get(key)) is None else float(f"{value:.5g}") for key in names] for step in sorted(metrics)]
-    return {"names": names, "rows": rows}
-
-
 def main() -> None:
     """Record every run."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         root = make_job(Path(directory))
-        recorded = {name: record(root, name) for name in RUNS}
-    lines = [f'"{name}": {{"names": {json.dumps(run["names"])}, "rows": [\n' for name, run in recorded.items()]
-    parts = [line + ",\n".join(json.dumps(row) for row in run["rows"]) + "\n]}" for line, run in zip(lines, recorded.values(), strict=True)]
-    TARGET.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+        recorded = {name: keep(train(root, name, make_spec(root, **settings(RUNS[name])))) for name in RUNS}
+    write(TARGET, recorded)
 
 
 if __name__ == "__main__":

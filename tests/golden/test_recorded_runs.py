@@ -11,16 +11,13 @@ from grpo_engine.contract.intake import validate
 from grpo_engine.contract.job import GrpoConfig
 from grpo_engine.guardrail import Replayed, replay
 from tests.golden.record_runs import RUNS, TARGET
+from tests.golden.recordings import Recording, steps_of
 
-RECORDED: dict[str, dict[str, Any]] = json.loads(TARGET.read_text(encoding="utf-8"))
+RECORDED: dict[str, Recording] = json.loads(TARGET.read_text(encoding="utf-8"))
 
 
 def rows(name: str) -> list[tuple[int, dict[str, float]]]:
-    run = RECORDED[name]
-    return [
-        (step, {key: value for key, value in zip(run["names"], row, strict=True) if value is not None})
-        for step, row in enumerate(run["rows"], start=1)
-    ]
+    return steps_of(RECORDED[name])
 
 
 def story(name: str, **grpo: Any) -> list[Replayed]:
