@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -17,6 +15,7 @@ from grpo_engine.outbound.signature import new_secret
 from jobs.settings import Settings
 from tests.api.conftest import Server, upload, write_model
 from tests.conftest import ValkeyServer
+from tests.listener import Heard, Reply, listen
 
 JOBS = "/v1/fine_tuning/jobs"
 GRADERS = "/v1/fine_tuning/alpha/graders"
@@ -29,38 +28,20 @@ class Receiver:
     def __init__(self) -> None:
         self.got: list[tuple[dict[str, str], bytes]] = []
         self.secret = new_secret()
-        receiver = self
+        self.host = ""
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                receiver.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
-                scores = [len(sample["output_text"]) for sample in json.loads(body)["samples"]]
-                content = json.dumps({"scores": scores}).encode()
-                self.send_response(200)
-                self.send_header("content-length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
-        self.host = f"127.0.0.1:{self._server.server_port}"
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    def hear(self, heard: Heard) -> Reply:
+        self.got.append((heard.headers, heard.body))
+        scores = [len(sample["output_text"]) for sample in json.loads(heard.body)["samples"]]
+        return Reply(json.dumps({"scores": scores}).encode())
 
 
 @pytest.fixture(scope="module")
 def receiver() -> Iterator[Receiver]:
-    running = Receiver()
-    yield running
-    running.stop()
+    state = Receiver()
+    with listen(state.hear) as address:
+        state.host = address.removeprefix("http://")
+        yield state
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
 import httpx
@@ -26,6 +25,7 @@ from jobs.settings import Settings
 from jobs.webhooks.sender import ANSWER_BYTES, Sender
 from tests.api.conftest import Hand, Server, create, event, eventually
 from tests.jobs.makers import make_job
+from tests.listener import Heard, Reply, listen
 
 ENDPOINTS = "/v1/webhook_endpoints"
 SUCCEEDED = "fine_tuning.job.succeeded"
@@ -44,41 +44,21 @@ class Subscriber:
     body: bytes = b""
     hold: threading.Event | None = None
 
+    def hear(self, heard: Heard) -> Reply:
+        self.got.append((heard.headers, heard.body))
+        if self.hold is not None:
+            self.hold.wait(20)
+        return Reply(self.body, self.statuses.pop(0) if self.statuses else 200, self.headers)
+
 
 @contextmanager
 def subscriber() -> Iterator[Subscriber]:
     state = Subscriber("")
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            state.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
-            if state.hold is not None:
-                state.hold.wait(20)
-            self.send_response(state.statuses.pop(0) if state.statuses else 200)
-            for name, value in state.headers.items():
-                self.send_header(name, value)
-            self.send_header("content-length", str(len(state.body)))
-            self.end_headers()
-            self.wfile.write(state.body)
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            pass
-
-    class Quiet(ThreadingHTTPServer):
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """A sender that hung up is what some of these tests are about."""
-
-    server = Quiet(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    state.url = f"http://127.0.0.1:{server.server_port}/hook"
-    yield state
-    if state.hold is not None:
-        state.hold.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with listen(state.hear) as address:
+        state.url = f"{address}/hook"
+        yield state
+        if state.hold is not None:
+            state.hold.set()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -30,6 +29,7 @@ from jobs.lifecycle import State
 from jobs.settings import Settings, SettingsError
 from tests.conftest import free_port
 from tests.jobs.makers import make_job
+from tests.listener import Heard, Reply, listen
 
 
 @dataclass
@@ -86,37 +86,20 @@ class Tracking:
     def steps(self, key: str) -> list[int]:
         return sorted(step for _, name, _, step, _ in self.metrics if name == key)
 
+    def hear(self, heard: Heard) -> Reply:
+        parts = urlsplit(heard.target)
+        status, content = self.answer(parts.path, parse_qs(parts.query), json.loads(heard.body or b"{}"))
+        return Reply(json.dumps(content).encode(), status)
+
 
 @pytest.fixture
 def tracking() -> Iterator[Tracking]:
     state = Tracking()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            raw = self.rfile.read(int(self.headers.get("content-length") or 0))
-            parts = urlsplit(self.path)
-            status, content = state.answer(parts.path, parse_qs(parts.query), json.loads(raw or b"{}"))
-            encoded = json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(encoded)))
-            self.end_headers()
-            self.wfile.write(encoded)
-
-        do_GET = do_POST
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    state.url = f"http://127.0.0.1:{server.server_port}"
-    yield state
-    if state.hold is not None:
-        state.hold.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with listen(state.hear) as address:
+        state.url = address
+        yield state
+        if state.hold is not None:
+            state.hold.set()
 
 
 def running(ledger: Ledger) -> JobRecord:

@@ -6,7 +6,6 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from grpo_engine.contract.grader import RemotePolicy
 from grpo_engine.grader import Means, Sample, Score, check_grader, make_grader
 from grpo_engine.outbound.signature import new_secret
 from tests.engine.grader.build import grader
+from tests.listener import Heard, Reply, listen
 
 
 class Service:
@@ -33,40 +33,22 @@ class Service:
             {"scores": [len(sample["output_text"]) for sample in samples]}
         ).encode()
 
+    def hear(self, heard: Heard) -> Reply:
+        self.got.append((heard.headers, heard.body))
+        if self.hold is not None:
+            self.hold.wait(20)
+        content = self.answer(json.loads(heard.body)["samples"])
+        return Reply(content, self.statuses.pop(0) if self.statuses else 200, self.headers)
+
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            state.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
-            if state.hold is not None:
-                state.hold.wait(20)
-            content = state.answer(json.loads(body)["samples"])
-            self.send_response(state.statuses.pop(0) if state.statuses else 200)
-            for name, value in state.headers.items():
-                self.send_header(name, value)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            pass
-
-    class Quiet(ThreadingHTTPServer):
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """A grader that hung up is what some of these tests are about."""
-
-    server = Quiet(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    state = Service(f"http://127.0.0.1:{server.server_port}/grade")
-    yield state
-    if state.hold is not None:
-        state.hold.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    state = Service("")
+    with listen(state.hear) as address:
+        state.url = f"{address}/grade"
+        yield state
+        if state.hold is not None:
+            state.hold.set()
 
 
 @pytest.fixture
