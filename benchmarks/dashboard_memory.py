@@ -22,8 +22,9 @@ from playwright.sync_api import sync_playwright
 from jobs.ledger import open_ledger
 from jobs.live import Live
 from jobs.settings import Settings
-from tests.browser.stage import Server, Stage
+from tests.browser.stage import LIMITS, Stage
 from tests.conftest import ValkeyServer, free_port
+from tests.server import Server
 
 SETTLE_S = 60.0
 """Before this the page is still filling its series; the slope is taken from later readings."""
@@ -113,7 +114,7 @@ def house() -> Iterator[tuple[Stage, Server]]:
         settings = Settings(data_dir=directory / "data", redis_url=valkey.url, min_free_bytes=0).resolved()
         ledger = open_ledger(settings)
         stack.callback(ledger.close)
-        server = Server(settings)
+        server = Server(settings, LIMITS)
         stack.callback(server.stop)
         live = Live.connect(settings)
         stack.callback(live.close)

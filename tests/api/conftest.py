@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import threading
@@ -14,9 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
-from api.app import create_app
 from api.sse import StreamLimits
 from grpo_engine.contract.event import EngineEvent
 from jobs.ledger import Ledger, open_ledger
@@ -24,45 +21,9 @@ from jobs.lifecycle import State
 from jobs.live import Live
 from jobs.settings import Settings
 from tests.conftest import ValkeyServer
+from tests.server import Server
 
 ROWS = [{"prompt": f"{a} + {a} = ", "answer": str(2 * a)} for a in range(1, 21)]
-
-
-class Server:
-    """uvicorn in a thread of this process."""
-
-    def __init__(self, settings: Settings, limits: StreamLimits) -> None:
-        self.settings = settings
-        self.app = create_app(settings, limits=limits)
-        config = uvicorn.Config(
-            self.app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1, ws="none", lifespan="on"
-        )
-        self._uvicorn = uvicorn.Server(config)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._uvicorn.serve()), daemon=True)
-        self._thread.start()
-        deadline = time.monotonic() + 20
-        while not self._uvicorn.started:
-            assert self._thread.is_alive()
-            assert time.monotonic() < deadline
-            self._thread.join(0.01)
-        self.port = self._uvicorn.servers[0].sockets[0].getsockname()[1]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def open_streams(self) -> int:
-        count: int = self.app.state.services.slots.open
-        return count
-
-    def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, **options)
-
-    def stop(self) -> None:
-        self._uvicorn.should_exit = True
-        self._thread.join(20)
-        assert not self._thread.is_alive()
 
 
 @dataclass

@@ -14,7 +14,8 @@ import pytest
 from jobs.ledger import Ledger
 from jobs.live import Live
 from jobs.settings import Settings
-from tests.browser.stage import OpenPage, Problems, Server, Stage, furnish
+from tests.browser.stage import LIMITS, OpenPage, Problems, Stage, furnish
+from tests.server import Server
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 
@@ -45,7 +46,7 @@ def dashboard_settings(settings: Settings, tmp_path: Path) -> Settings:
 @pytest.fixture
 def server(dashboard_settings: Settings) -> Iterator[Server]:
     """The API on a port of its own."""
-    running = Server(dashboard_settings)
+    running = Server(dashboard_settings, LIMITS)
     yield running
     running.stop()
 

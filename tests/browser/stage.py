@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import math
 import random
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
-from api.app import create_app
 from api.sse import StreamLimits
 from grpo_engine.contract.event import EngineEvent
 from grpo_engine.contract.intake import resolve_spec
@@ -23,11 +18,12 @@ from grpo_engine.contract.telemetry import KL_ESTIMATORS, KL_STATISTICS
 from jobs.ledger import JobRecord, Ledger
 from jobs.lifecycle import State
 from jobs.live import Live
-from jobs.settings import Settings
 
 ROWS = [{"prompt": f"{a} + {a} = ", "answer": str(2 * a)} for a in range(1, 21)]
 DEADBAND = {"rule": "deadband", "value": 0.02, "target": 0.03, "update_every": 10, "ema_decay": 0.9}
 
+
+LIMITS = StreamLimits(heartbeat_s=0.5, poll_s=0.05, retry_redis_s=0.2)
 
 OpenPage = Callable[..., Any]
 """`open_page("#/jobs", width=1280, scheme="light", script="")` → a Playwright page."""
@@ -41,46 +37,6 @@ class Problems(list[str]):
         kept = [problem for problem in self if part not in problem]
         assert len(kept) < len(self), f"the browser did not complain about {part}"
         self[:] = kept
-
-
-class Server:
-    """The API under uvicorn in a thread; may be stopped and started again on the same port."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.port = 0
-        self.start()
-
-    def start(self) -> None:
-        """Listen and wait until it does."""
-        limits = StreamLimits(heartbeat_s=0.5, poll_s=0.05, retry_redis_s=0.2)
-        self.app = create_app(self.settings, limits=limits)
-        config = uvicorn.Config(self.app, host="127.0.0.1", port=self.port, log_level="warning", timeout_graceful_shutdown=1, ws="none")
-        self._uvicorn = uvicorn.Server(config)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._uvicorn.serve()), daemon=True)
-        self._thread.start()
-        deadline = time.monotonic() + 20
-        while not self._uvicorn.started:
-            assert self._thread.is_alive()
-            assert time.monotonic() < deadline
-            self._thread.join(0.01)
-        self.port = self._uvicorn.servers[0].sockets[0].getsockname()[1]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def open_streams(self) -> int:
-        """Event streams open now."""
-        count: int = self.app.state.services.slots.open
-        return count
-
-    def stop(self) -> None:
-        """Close every connection and the port."""
-        self._uvicorn.should_exit = True
-        self._thread.join(20)
-        assert not self._thread.is_alive()
 
 
 class Stage:

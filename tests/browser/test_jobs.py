@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.browser.stage import OpenPage, Problems, Server, Stage
+from tests.browser.stage import OpenPage, Problems, Stage
+from tests.server import Server
 
 pytestmark = pytest.mark.browser
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from jobs.settings import Settings
-from tests.browser.stage import OpenPage, Problems, Server, Stage
+from tests.browser.stage import LIMITS, OpenPage, Problems, Stage
+from tests.server import Server
 
 pytestmark = pytest.mark.browser
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
@@ -20,7 +21,7 @@ KEY = "grpo_a_key_of_the_settings"
 @pytest.fixture
 def server(dashboard_settings: Settings) -> Any:
     """A server that wants a key."""
-    running = Server(replace(dashboard_settings, api_key=KEY))
+    running = Server(replace(dashboard_settings, api_key=KEY), LIMITS)
     yield running
     running.stop()
 

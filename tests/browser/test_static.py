@@ -11,7 +11,8 @@ import pytest
 
 from api.routes.dashboard import FOLDER, TYPES
 from jobs.settings import Settings
-from tests.browser.stage import Server
+from tests.browser.stage import LIMITS
+from tests.server import Server
 
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in TYPES)
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
@@ -49,7 +50,7 @@ def test_nothing_else_is_served(server: Server, name: str) -> None:
 
 
 def test_the_page_needs_no_key_and_its_data_does(dashboard_settings: Settings) -> None:
-    locked = Server(replace(dashboard_settings, api_key="grpo_secret_for_this_test"))
+    locked = Server(replace(dashboard_settings, api_key="grpo_secret_for_this_test"), LIMITS)
     try:
         with httpx.Client(base_url=locked.url) as client:
             assert client.get("/").status_code == 200

@@ -16,7 +16,8 @@ from jobs import keys
 from jobs.live import Live
 from jobs.probes import ProbeAnswer, WorkerBoard
 from jobs.settings import Settings
-from tests.browser.stage import OpenPage, Problems, Server, Stage
+from tests.browser.stage import OpenPage, Problems, Stage
+from tests.server import Server
 
 pytestmark = pytest.mark.browser
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
