@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from api.client import grader_commands, study_commands, sweep_commands, webhook_commands
+from api.client import checkpoint_commands, grader_commands, study_commands, sweep_commands, webhook_commands
 from api.client.display import event_line
 from api.client.download import choose, download
 from api.client.sync import DEFAULT_URL, Grpo
@@ -55,6 +55,7 @@ def register(app: typer.Typer) -> None:
         "models": models,
     }
     named.update(study_commands.COMMANDS)
+    named.update(checkpoint_commands.COMMANDS)
     for name, command in named.items():
         app.command(name, rich_help_panel=PANEL)(command)
     for group in (grader_commands.app, sweep_commands.app, webhook_commands.app):

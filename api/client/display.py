@@ -78,3 +78,20 @@ def event_line(event: str, level: str, message: str, created_at: float) -> Text:
 
 def _shown(value: float | None, digits: int, width: int) -> str:
     return f"{'-' if value is None else f'{value:.{digits}f}':>{width}}"
+
+
+def size(count: int) -> str:
+    """Bytes for people: `541 MiB`."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds: `1:02:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

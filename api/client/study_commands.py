@@ -1,4 +1,4 @@
-"""`grpo fork, compare, rollouts, validate, guardrails, checkpoints, promote, pin`: what is asked of jobs and their checkpoints."""
+"""`grpo fork, compare, rollouts, validate, guardrails`: what is asked of jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from api.client.display import number, sparkline
+from api.client.display import duration, number, size, sparkline
 from api.client.download import choose
 from api.client.errors import ClientError
 from api.client.sync import DEFAULT_URL, Grpo
@@ -36,10 +36,6 @@ from api.client.terminal import (
 from grpo_engine.contract.probe_view import Probe
 from grpo_engine.contract.rollout import KeptCompletion
 from grpo_engine.contract.study_view import ComparedJob, ComparedSeries
-from grpo_engine.contract.view import Checkpoint
-
-CheckpointName = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Id, name or step.")]
-
 
 Axis = Literal["step", "kl"]
 
@@ -138,7 +134,7 @@ def validate(
     if as_json:
         print_json(found.model_dump(mode="json"))
         return
-    disk = "size unknown" if found.disk_bytes_needed is None else f"about {_size(found.disk_bytes_needed)} of disk"
+    disk = "size unknown" if found.disk_bytes_needed is None else f"about {size(found.disk_bytes_needed)} of disk"
     say(f"valid: {found.rows} rows, {disk}")
     if found.probe is not None:
         _print_probe(found.probe)
@@ -170,65 +166,12 @@ def guardrails(
         say(f"nothing would have fired in {found.num_steps} steps")
 
 
-def checkpoints(job_id: JobId, as_json: Json = False, url: Url = DEFAULT_URL, api_key: Key = None) -> None:
-    """List a job's published checkpoints, newest first."""
-    with Grpo(url, api_key) as client:
-        found = client.checkpoints(job_id)
-    rows = [(one.id, str(one.step_number), *_earned(one), _size(one.bytes), _standing(one)) for one in found]
-    table(("checkpoint", "step", "kl/ref", "reward", "size", ""), rows, found, as_json)
-
-
-def promote(
-    job_id: JobId,
-    checkpoint: CheckpointName,
-    max_ref_kl: Annotated[float | None, typer.Option(min=0, help="KL to the reference at most this, nats per token.")] = None,
-    min_reward: Annotated[float | None, typer.Option(help="Mean reward at least this.")] = None,
-    max_beta: Annotated[float | None, typer.Option(min=0, help="Beta at most this.")] = None,
-    min_step: Annotated[int | None, typer.Option(min=1, help="Step at least this.")] = None,
-    note: Annotated[str | None, typer.Option(help="Why.")] = None,
-    withdraw: Annotated[bool, typer.Option("--withdraw", help="Take the promotion back; the checkpoint stays pinned.")] = False,
-    as_json: Json = False,
-    url: Url = DEFAULT_URL,
-    api_key: Key = None,
-) -> None:
-    """Promote a checkpoint if it passes every gate that is given; at least one is."""
-    bounds = {"max_ref_kl": max_ref_kl, "min_reward": min_reward, "max_beta": max_beta, "min_step": min_step}
-    gates = {name: bound for name, bound in bounds.items() if bound is not None}
-    with Grpo(url, api_key) as client:
-        chosen = choose(client.checkpoints(job_id), checkpoint)
-        if withdraw:
-            show(client.withdraw_promotion(job_id, chosen.id), as_json, f"{chosen.id} is no longer promoted; it stays pinned")
-        else:
-            passed = ", ".join(f"{name} {bound:g}" for name, bound in gates.items())
-            show(client.promote(job_id, chosen.id, gates, note=note), as_json, f"{chosen.id} is promoted and pinned; it passed {passed}")
-
-
-def pin(
-    job_id: JobId,
-    checkpoint: CheckpointName,
-    off: Annotated[bool, typer.Option("--off", help="Leave it to retention again.")] = False,
-    as_json: Json = False,
-    url: Url = DEFAULT_URL,
-    api_key: Key = None,
-) -> None:
-    """Keep a checkpoint whatever the job's retention says."""
-    with Grpo(url, api_key) as client:
-        chosen = choose(client.checkpoints(job_id), checkpoint)
-        if off:
-            show(client.unpin(job_id, chosen.id), as_json, f"{chosen.id} is left to retention")
-        else:
-            show(client.pin(job_id, chosen.id), as_json, f"{chosen.id} is kept until it is unpinned")
-
-
 COMMANDS: dict[str, Callable[..., None]] = {
     "validate": validate,
     "fork": fork,
     "compare": compare,
     "rollouts": rollouts,
     "guardrails": guardrails,
-    "checkpoints": checkpoints,
-    "promote": promote,
-    "pin": pin,
 }
 
 
@@ -264,11 +207,11 @@ def _print_completion(one: KeptCompletion) -> None:
 def _print_probe(probe: Probe) -> None:
     shown = probe.model_dump()
     kl = "not measured" if shown["kl"] is None else f"{reading(shown['kl']['value'])} ({shown['kl']['estimator']})"
-    of = "" if probe.memory.total_bytes is None else f" of {_size(probe.memory.total_bytes)}"
+    of = "" if probe.memory.total_bytes is None else f" of {size(probe.memory.total_bytes)}"
     lines = {
         "step": f"{probe.seconds.step:.3g} s (sampling {reading(probe.seconds.sampling)}, update {reading(probe.seconds.update)})",
-        "whole job": f"{_duration(probe.estimated_seconds)} for {probe.num_steps} steps on {probe.device} ({probe.precision})",
-        "memory": f"{_size(probe.memory.peak_bytes)}{of} ({probe.memory.kind})",
+        "whole job": f"{duration(probe.estimated_seconds)} for {probe.num_steps} steps on {probe.device} ({probe.precision})",
+        "memory": f"{size(probe.memory.peak_bytes)}{of} ({probe.memory.kind})",
         "kl, step 1": kl,
         "reward": f"{reading(shown['reward_mean'])} +- {reading(shown['reward_std'])}",
         "no signal": f"{reading(probe.zero_variance_share)} of the groups (all their rewards are equal)",
@@ -276,27 +219,3 @@ def _print_probe(probe: Probe) -> None:
     }
     for label, text in lines.items():
         say(f"  {label:<11}{text}")
-
-
-def _earned(one: Checkpoint) -> tuple[str, str]:
-    metrics = one.model_dump()["metrics"]
-    return reading(metrics.get("ref_kl")), reading(metrics.get("reward"))
-
-
-def _standing(one: Checkpoint) -> str:
-    return "promoted" if one.promotion is not None else "pinned" if one.pinned else ""
-
-
-def _size(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.3g} {unit}"
-        value /= 1024
-    return f"{value:.3g} TiB"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
