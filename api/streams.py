@@ -23,6 +23,7 @@ from api.present import event_view, outcome_view
 from api.sse import DEGRADED, DONE, HEARTBEAT, frame
 from grpo_engine.contract.error import Unavailable
 from grpo_engine.contract.event import encode_nonfinite
+from jobs.event_files import last_seq
 from jobs.ledger.records import JobRecord, StepRecord
 from jobs.live import AsyncLive, StreamEntry
 
@@ -62,7 +63,7 @@ def is_ahead(services: Services, job: JobRecord, place: Position) -> bool:
     with suppress(Unavailable):  # the file knows as well
         if services.live.read_stream(job.id, str(Position(place.epoch, place.seq - 1)), count=1):
             return False
-    return services.artifacts.last_seq(job.id, place.epoch) < place.seq
+    return last_seq(services.artifacts.events_path(job.id, place.epoch)) < place.seq
 
 
 class _Beat:

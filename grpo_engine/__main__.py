@@ -19,7 +19,7 @@ from grpo_engine.contract.command import Dispatch
 from grpo_engine.contract.error import GrpoError, InvalidRequest
 from grpo_engine.contract.event import EXIT_CONFIG, Level, Outcome, Progress
 from grpo_engine.contract.intake import resolve_spec, validate
-from grpo_engine.contract.job import Resources
+from grpo_engine.contract.resources import Resources
 from grpo_engine.events import EVENTS_FILE, EventLog
 from grpo_engine.memory import describe, is_out_of_memory
 from grpo_engine.outcome import OUTCOME_FILE, ConfigError, RunFailure, exit_code, write_outcome

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from grpo_engine.contract.error import InvalidRequest
-from grpo_engine.contract.job import Resources
+from grpo_engine.contract.resources import Resources
 
 
 @dataclass(frozen=True)

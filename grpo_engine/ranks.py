@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 from torch.distributed import ProcessGroupGloo
 
-from grpo_engine.contract.job import Resources
+from grpo_engine.contract.resources import Resources
 from grpo_engine.device import choose_device, share_threads
 from grpo_engine.outcome import RunFailure
 from grpo_engine.rank_processes import LOST, Seat

@@ -17,7 +17,8 @@ from sqlalchemy.exc import IntegrityError
 
 from grpo_engine.contract.error import Conflict, GrpoError, InvalidRequest
 from grpo_engine.contract.job import JobSpec
-from jobs.artifacts import fsync_dir, read_events
+from jobs.artifacts import fsync_dir
+from jobs.event_files import read_events
 from jobs.ledger import IdempotencyKey, JobRecord, Ledger, canonical_json
 from jobs.lifecycle import State, Wanted
 from jobs.tables import jobs

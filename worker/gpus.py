@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from grpo_engine.contract.event import Outcome
-from grpo_engine.contract.job import Resources
+from grpo_engine.contract.resources import Resources
 from jobs.artifacts import write_atomic
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -13,7 +13,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from grpo_engine.contract.event import Outcome
-from jobs.artifacts import Artifacts, read_events, write_atomic
+from jobs.artifacts import Artifacts, write_atomic
+from jobs.event_files import read_events
 from jobs.probes import PROBE_ID
 from worker.processes import Identity, end_attempt, identify
 

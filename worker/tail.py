@@ -11,7 +11,7 @@ import logging
 from collections import deque
 
 from grpo_engine.contract.event import EngineEvent, Progress
-from jobs.artifacts import read_events
+from jobs.event_files import read_events
 from worker.attempt import Attempt
 from worker.wire import Wire
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from grpo_engine.contract.error import NotImplementedYet
 from grpo_engine.contract.grader import unsupported_graders
-from grpo_engine.contract.job import JobSpec, Resources
+from grpo_engine.contract.job import JobSpec
+from grpo_engine.contract.resources import Resources
 
 
 def refuse_unsupported(spec: JobSpec) -> None:

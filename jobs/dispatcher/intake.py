@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from grpo_engine.contract.error import Unavailable
 from grpo_engine.contract.event import EngineEvent
-from jobs.artifacts import LEDGER_CLAIM, read_events
+from jobs.artifacts import LEDGER_CLAIM
+from jobs.event_files import read_events
 from jobs.ledger import JobRecord, Ledger, Void
 from jobs.lifecycle import State
 from jobs.live import Live, StreamEntry

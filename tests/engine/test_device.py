@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from grpo_engine.contract.error import InvalidRequest
-from grpo_engine.contract.job import Resources
+from grpo_engine.contract.resources import Resources
 from grpo_engine.device import Device, bf16_products, choose_device, has_fast_bf16, seed_everything, set_threads
 
 CPU = torch.device("cpu")

