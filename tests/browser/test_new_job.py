@@ -119,6 +119,7 @@ def test_a_file_is_uploaded_and_a_bad_one_is_refused_by_line(form: Any, tmp_path
     upload.set_input_files(good)
     expect(form.get_by_text("more-sums.jsonl was accepted.")).to_be_visible()
     expect(form.get_by_label("Training file", exact=True).locator("option:checked")).to_have_text("more-sums.jsonl, 20 rows")
+    make_valid(form)  # the verdicts on the way here have come: none is heard after this
     problems.allow("4")
 
 
