@@ -48,6 +48,8 @@ class Group:
 
     prompt: Prompt
     completions: list[Completion]
+    first_completion: int = 0
+    """Number of the first one's random stream; the others' follow."""
 
 
 @dataclass
