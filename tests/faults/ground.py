@@ -71,10 +71,12 @@ class Ground(LiveStack):
         """The job as the database knows it."""
         return self.ledger.get_job(job_id)
 
-    def end(self, job_id: str, ends: str, like: Undisturbed | None = None, timeout_s: float = 90.0) -> JobRecord:
+    def end(
+        self, job_id: str, ends: str, like: Undisturbed | None = None, timeout_s: float = 90.0, *, was_hidden: bool = False
+    ) -> JobRecord:
         """Wait for the job's end and put it to the oracles."""
         wait_for(lambda: self.job(job_id).is_terminal, f"the end of {job_id}", timeout_s)
-        return self.oracles.judge(job_id, ends, like)
+        return self.oracles.judge(job_id, ends, like, was_hidden=was_hidden)
 
     def story(self, job_id: str) -> list[str]:
         """Types of the job's history."""

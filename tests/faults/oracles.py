@@ -1,7 +1,7 @@
 """The six oracles: what must hold of every job after whatever was done to the server.
 
 O1 the job has ended in a legal state. O2 the metrics hold each step once, from 1 to the last without a hole. O3 at no sampled
-moment did an attempt have two engines. O4 where it succeeded, weights and numbers are those of a run left alone. O5 no process
+moment did an attempt have two engines, nor a job the engines of two attempts, unless a partition hid one. O4 where it succeeded, weights and numbers are those of a run left alone. O5 no process
 of the job is left. O6 the history explains each transition.
 """
 
@@ -61,6 +61,7 @@ class Oracles:
         self._every_s = every_s
         self._stop = threading.Event()
         self._twins: list[str] = []
+        self._overlaps: dict[str, str] = {}
         self.looks = 0
         """How often the engines were counted."""
         self._thread = threading.Thread(target=self._watch, name="oracle-3", daemon=True)
@@ -71,14 +72,15 @@ class Oracles:
         self._stop.set()
         self._thread.join()
 
-    def judge(self, job_id: str, ends: str, like: Undisturbed | None = None) -> JobRecord:
-        """All six. `like` is compared where the job succeeded."""
+    def judge(self, job_id: str, ends: str, like: Undisturbed | None = None, *, was_hidden: bool = False) -> JobRecord:
+        """All six. `like` is compared where the job succeeded; `was_hidden`: an attempt could not be reached when the next began."""
         job = self._ledger.get_job(job_id)
         assert (job.state, job.error) == (State(ends), job.error), f"O1: {job.state}, {job.status_reason}"
         assert job.is_terminal, "O1"
         self._each_step_once(job)
         assert self.looks > 0, "O3: nobody looked"
         assert self._twins == [], "O3"
+        assert was_hidden or job_id not in self._overlaps, f"O3: {self._overlaps[job_id]}"
         if like is not None and job.state is State.SUCCEEDED:
             assert readings(self._ledger, job_id) == like.series, "O4: other numbers than undisturbed"
             assert weights(self._ledger, job_id) == like.weights, "O4: other weights than undisturbed"
@@ -120,6 +122,9 @@ class Oracles:
                 if Path(badge.run_dir).is_relative_to(self._jobs_dir) and is_engine(process)
             )
             self.looks += 1
+            for job_id, number in Counter(job_id for job_id, _ in count).items():
+                if number > 1:
+                    self._overlaps[job_id] = f"engines of attempts {sorted(epoch for one, epoch in count if one == job_id)} at once"
             self._twins += [f"{job_id} attempt {epoch}: {number} engines" for (job_id, epoch), number in count.items() if number > 1]
 
 

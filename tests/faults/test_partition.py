@@ -58,7 +58,7 @@ def test_a_worker_back_from_a_partition_is_fenced(site: Ground, second_worker: s
             process.resume()
         outcome = wait_for(lambda: site.artifacts.outcome(job_id, 1), "the first attempt to be ended", 30)
         assert outcome.reason == "superseded"
-        job = site.end(job_id, "succeeded", site.like(80))
+        job = site.end(job_id, "succeeded", site.like(80), was_hidden=True)
         later = [entry for entry, _ in client.xrange(f"grpo:job:{job_id}:events") if entry.startswith("1-")]
     assert len(later) == first, "the fenced attempt wrote into the stream"
     assert (job.epoch, job.worker_losses) == (2, 1)
