@@ -53,6 +53,8 @@ class Learner:
     reference_sha256: str | None = None
     """Of the reference as the run began with it."""
     num_reference_syncs: int = 0
+    num_ungraded: int = 0
+    """Steps in a row in which no completion could be graded."""
     shortcut_problem: str | None = None
     """Why the fast forward was switched off in step 1; kept, because an exact continuation must compute the same way."""
     readings: dict[str, float] = field(default_factory=dict)
@@ -110,6 +112,7 @@ class Learner:
                 "policy_sha256": self.policy.sha256,
                 "reference_sha256": self.reference_sha256,
                 "num_reference_syncs": self.num_reference_syncs,
+                "num_ungraded": self.num_ungraded,
                 "synced_reference_sha256": self.reference.sha256 if self.reference is not None else None,
                 "shortcut_problem": self.shortcut_problem,
                 "readings": self.readings,
@@ -150,6 +153,7 @@ class Learner:
         self.base_learning_rate = state["base_learning_rate"]
         self.inbox.load([AppliedCommand.from_json(record) for record in state["commands"]], replays)
         self.num_reference_syncs = state["num_reference_syncs"]
+        self.num_ungraded = state["num_ungraded"]
         self.readings = state["readings"]
         self.elapsed_s = state["elapsed_s"]
         self.step = resume.step

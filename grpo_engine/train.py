@@ -34,7 +34,7 @@ def train(
     Raises RunFailure when the run cannot go on.
     """
     started = clock()
-    limits, num_ungraded = learner.grpo.limits, 0
+    limits = learner.grpo.limits
     rollouts = RolloutFiles(keeper.directory.parent, learner.grpo, learner.policy.tokenizer)
 
     def elapsed() -> float:
@@ -64,9 +64,7 @@ def train(
         report(learner, log, result)
         _report_rollouts(log, step, problem)
         gate(learner, result)
-        num_ungraded = num_ungraded + 1 if result.metrics["grader/failed_frac"] == 1 else 0
-        if num_ungraded >= MAX_UNGRADED_STEPS:
-            raise GraderBroken(f"no completion could be graded in {num_ungraded} steps in a row: {result.grader_errors[0]}")
+        _give_up_on_grader(learner, result)
         abort_if_told(learner, result)
         rescued = enforce(learner, keeper, log, elapsed())
         if isinstance(rescued, Outcome):
@@ -165,6 +163,13 @@ def gate(learner: Learner, result: StepResult) -> None:
             f"kl/ref at step 1 is {kl:.3g} nats per token where policy and reference are the same weights; they do not compute alike",
             param="method.grpo.reference",
         )
+
+
+def _give_up_on_grader(learner: Learner, result: StepResult) -> None:
+    """Count steps without a grade; raises GraderBroken after too many in a row, earlier attempts' included."""
+    learner.num_ungraded = learner.num_ungraded + 1 if result.metrics["grader/failed_frac"] == 1 else 0
+    if learner.num_ungraded >= MAX_UNGRADED_STEPS:
+        raise GraderBroken(f"no completion could be graded in {learner.num_ungraded} steps in a row: {result.grader_errors[0]}")
 
 
 def abort_if_told(learner: Learner, result: StepResult) -> None:

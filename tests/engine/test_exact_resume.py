@@ -149,6 +149,17 @@ def test_a_rollback_takes_back_the_syncs_of_the_reference(job: Path, tmp_path: P
     same(job, spec, whole, cuts[1])
 
 
+def test_steps_that_could_not_be_graded_are_counted_across_a_kill(job: Path, tmp_path: Path) -> None:
+    """Three in a row end the run, wherever an attempt ended between them."""
+    broken = {"type": "string_check", "input": "{{item.no_such_column}}", "reference": "x", "operation": "eq"}
+    spec = make_spec(job, **{**FIXED, "grader": broken, "checkpoints": {"resume_every": 1}, "limits": {"num_steps": 9}})
+    whole = first_attempt(job, f"{tmp_path.name}-whole", spec)
+    cuts = run_with_cuts(whole, tmp_path, after=lambda event: event.type == "checkpoint.saved")
+    assert (outcome(whole).reason, outcome(whole).last_step, len(cuts)) == ("grader", 3, 2)
+    for cut in cuts:
+        same(job, spec, whole, cut)
+
+
 @pytest.mark.slow
 def test_rows_of_an_environment_are_continued_exactly(job: Path, tmp_path: Path) -> None:
     spec = make_spec(job, **FIXED, evaluation={"every": 2, "max_prompts": 3})
