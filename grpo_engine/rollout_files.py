@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import torch
 import zstandard
 from torch import Tensor
 
+from grpo_engine.batch import Completion
 from grpo_engine.contract.event import encode_nonfinite
 from grpo_engine.contract.job import GrpoConfig
-from grpo_engine.contract.rollout import KeptCompletion, rollout_name, rollout_step
+from grpo_engine.contract.rollout import KeptCompletion, ReferenceAnswer, rollout_name, rollout_step
 from grpo_engine.contract.view_base import Number
 from grpo_engine.step import StepResult, is_due
 from grpo_engine.step_metrics import token_kl
@@ -82,10 +84,12 @@ class RolloutFiles:
         logprob_BT = None if result.tensors is None else result.tensors.old_logprob_BT
         advantage_B = None if result.advantages is None else result.advantages.advantage_PG.flatten().tolist()
         is_open = not self._grpo.telemetry.rollouts_redact
+        answers = result.reference_answers
         for index, (prompt, completion) in enumerate(result.rollout.rows):
             count = len(completion.token_ids)
             kl = _row(kl_BT, index, count)
             mean_kl = None if kl_BT is None else float(kl_BT[index, :count].mean())
+            answer = None if answers is None else _answer(answers[index], completion)
             kept = KeptCompletion.model_construct(
                 index=index,
                 row=prompt.row,
@@ -103,12 +107,25 @@ class RolloutFiles:
                 token_logprobs=_row(logprob_BT, index, count),
                 token_kl=kl,
             )
-            yield json.dumps(encode_nonfinite(dict(kept)), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+            yield json.dumps(
+                encode_nonfinite(dict(kept) | {"reference": answer}), separators=(",", ":"), allow_nan=False, ensure_ascii=False
+            )
 
     def _text_of(self, token: int) -> str:
         if token not in self._texts:
             self._texts[token] = self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return self._texts[token]
+
+
+def _answer(answer: Completion, completion: Completion) -> dict[str, Any]:
+    """The reference's answer beside the policy's."""
+    pairs = zip(answer.token_ids, completion.token_ids, strict=False)
+    return ReferenceAnswer(
+        completion=answer.text,
+        num_tokens=len(answer.token_ids),
+        is_truncated=answer.is_truncated,
+        num_same_tokens=sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)),
+    ).model_dump()
 
 
 def _row(value_BT: Tensor | None, index: int, count: int) -> list[Number] | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_engine.advantage import Advantages, group_advantages
-from grpo_engine.batch import Rollout
+from grpo_engine.batch import Completion, Rollout
 from grpo_engine.beta import BetaUpdate
 from grpo_engine.collect import collect, timed
 from grpo_engine.evaluation import Evaluation
@@ -46,6 +46,8 @@ class StepResult:
     """KL by position, token and prompt, in the steps that ask for it."""
     evaluation: Evaluation | None = None
     """Of the held-out file with the weights after the step, when it was due."""
+    reference_answers: list[Completion] | None = None
+    """What the reference says to each completion's prompt, in the rollout's order; None in steps that do not ask."""
 
 
 def train_step(learner: Learner, step: int) -> StepResult:

@@ -15,7 +15,7 @@ from grpo_engine.contract.environment import Environment
 from grpo_engine.contract.grader import Grader
 from grpo_engine.contract.kl import KlConfig
 from grpo_engine.contract.resources import Resources
-from grpo_engine.contract.telemetry import KL_REQUESTS, TelemetryConfig
+from grpo_engine.contract.telemetry import REFERENCE_REQUESTS, TelemetryConfig
 
 BETA_ALIASES = ("kl_beta", "kl_coef", "kl_loss_coef", "init_kl_coef", "ref_policy_kl_penalty", "kl_penalty_coef")
 
@@ -213,9 +213,9 @@ class GrpoConfig(Strict):
 
     @model_validator(mode="after")
     def _telemetry_has_a_reference(self) -> GrpoConfig:
-        wanted = [name for name in KL_REQUESTS if getattr(self.telemetry, name)]
+        wanted = [name for name in REFERENCE_REQUESTS if getattr(self.telemetry, name)]
         if wanted and not self.loads_reference:
-            words = "it measures KL and the job holds no reference; set kl.monitor to true, or remove it"
+            words = "the job holds no reference to measure or to ask; set kl.monitor to true, or remove it"
             raise broken_rule(f"telemetry.{wanted[0]}", words)
         if self.telemetry.gradient_split_every is not None and (self.kl.placement != "loss" or not needs_reference(self.beta)):
             words = "it needs a KL term in the loss; set kl.placement to loss and beta above 0"

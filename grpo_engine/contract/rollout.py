@@ -21,6 +21,19 @@ def rollout_step(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+class ReferenceAnswer(View):
+    """What the reference answers to the same prompt with the same random draws."""
+
+    completion: str
+    """Without special tokens."""
+    num_tokens: int
+    """Its end token included."""
+    is_truncated: bool
+    """Hit the token limit without an end token."""
+    num_same_tokens: int
+    """Tokens at the beginning in which both agree; all of them when the policy would still say what the reference says."""
+
+
 class KeptCompletion(View):
     """One completion of a step with what it earned."""
 
@@ -52,6 +65,8 @@ class KeptCompletion(View):
     """Under the policy before this step's first update, after temperature; null in a step without an update."""
     token_kl: list[Number] | None = None
     """KL to the reference in nats, by the job's estimator and direction; null without a reference."""
+    reference: ReferenceAnswer | None = None
+    """The reference's own answer; null in steps in which it is not asked (`telemetry.rollouts_reference_every`)."""
 
 
 class RolloutPage(View):

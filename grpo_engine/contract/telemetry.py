@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from grpo_engine.contract.base import PositiveInt, Strict
+from pydantic import model_validator
 
-KL_REQUESTS = ("exact_kl", "gradient_split_every", "kl_details_every")
-"""Settings of `TelemetryConfig` that measure KL, so that the job must hold a reference."""
+from grpo_engine.contract.base import PositiveInt, Strict, broken_rule
+
+REFERENCE_REQUESTS = ("exact_kl", "gradient_split_every", "kl_details_every", "rollouts_reference_every")
+"""Settings of `TelemetryConfig` that measure KL or ask the reference, so that the job must hold one."""
 
 Direction = Literal["higher_is_better", "lower_is_better", "neutral"]
 
@@ -37,6 +39,21 @@ class TelemetryConfig(Strict):
     """Steps of rollouts kept, the newest; older ones are deleted."""
     rollouts_redact: bool = False
     """Keep lengths, rewards and KL, and no prompt, completion or token."""
+    rollouts_reference_every: PositiveInt | None = None
+    """Every n steps, of those whose completions are kept, the reference answers the same prompts with the same random draws;
+    null = never. Each completion then has its counterpart beside it. Such a step samples twice."""
+
+    @model_validator(mode="after")
+    def _the_references_answers_can_be_kept(self) -> TelemetryConfig:
+        if self.rollouts_reference_every is None:
+            return self
+        if self.rollouts_every is None:
+            words = "the reference's answers are kept beside the completions, and none are; set rollouts_every, or remove it"
+            raise broken_rule("rollouts_reference_every", words)
+        if self.rollouts_redact:
+            words = "the reference's answers are text, and rollouts_redact keeps no text; remove one of the two"
+            raise broken_rule("rollouts_reference_every", words)
+        return self
 
 
 class MetricDescriptor(Strict):
@@ -116,6 +133,7 @@ _OTHERS: list[tuple[str, str, Direction, str]] = [
     ("time/reference_s", "s", "lower_is_better", "reference log-probabilities"),
     ("time/update_s", "s", "lower_is_better", "forward, backward and optimizer"),
     ("time/evaluate_s", "s", "lower_is_better", "sampling and grading of the held-out file"),
+    ("time/reference_answers_s", "s", "lower_is_better", "answers of the reference kept beside the completions; not in time/step_s"),
     ("time/checkpoint_s", "s", "lower_is_better", "writing checkpoints"),
 ]
 

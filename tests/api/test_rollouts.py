@@ -22,7 +22,8 @@ def keep(server: Server, job_id: str, epoch: int, step: int, count: int = 3) -> 
     lines = [
         {"index": index, "row": 0, "prompt": "1+1=", "completion": f"{epoch}/{step}/{index}", "num_prompt_tokens": 4, "num_tokens": 1,
          "is_truncated": False, "reward": {"value": None, "nonfinite": "nan"} if index == 1 else 1.0, "parts": {"a": 1.0}, "advantage": 0.5,
-         "kl": 0.0, "token_ids": [5], "token_texts": ["2"], "token_logprobs": [-0.5], "token_kl": [0.0]}
+         "kl": 0.0, "token_ids": [5], "token_texts": ["2"], "token_logprobs": [-0.5], "token_kl": [0.0],
+         **({"reference": {"completion": "3", "num_tokens": 1, "is_truncated": False, "num_same_tokens": 0}} if index == 2 else {})}
         for index in range(count)
     ]  # fmt: skip
     folder = server.settings.data_dir / "jobs" / job_id / "attempts" / str(epoch) / "rollouts"
@@ -51,6 +52,8 @@ def test_a_step_is_paged_in_order(client: httpx.Client, hand: Hand, server: Serv
     assert first["data"][1]["reward"] == {"value": None, "nonfinite": "nan"}
     rest = shown(client, job_id, step=1, limit=2, after=1)
     assert ([one["index"] for one in rest["data"]], rest["has_more"]) == ([2], False)
+    assert rest["data"][0]["reference"] == {"completion": "3", "num_tokens": 1, "is_truncated": False, "num_same_tokens": 0}
+    assert [one["reference"] for one in first["data"]] == [None, None], "files from before the reference was asked are read as well"
     assert shown(client, job_id)["step"] == 2, "the latest step without a step"
 
 
