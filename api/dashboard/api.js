@@ -113,6 +113,7 @@ export const checkpoints = {
 export const sweeps = {
   list: (values, signal) => json(`/v1/fine_tuning/sweeps${query(values)}`, { signal }),
   get: (id, signal) => json(`/v1/fine_tuning/sweeps/${encodeURIComponent(id)}`, { signal }),
+  create: (body, key) => json("/v1/fine_tuning/sweeps", { method: "POST", body, headers: { "idempotency-key": key } }),
   act: (id, verb) => json(`/v1/fine_tuning/sweeps/${encodeURIComponent(id)}/${verb}`, { method: "POST" }),
 };
 

@@ -12,9 +12,11 @@ const VIEWS = {
   rollouts: { load: () => import("./rollouts_view.js"), title: "Rollouts" },
   compare: { load: () => import("./compare_view.js"), title: "Compare" },
   sweeps: { load: () => import("./sweep_view.js"), title: "Sweeps" },
+  "new sweep": { load: () => import("./new_sweep_view.js"), title: "New sweep" },
   new: { load: () => import("./new_job_view.js"), title: "New job" },
 };
 const PARTS = new Set(["rollouts", "fork"]);
+const HOMES = { job: "jobs", rollouts: "jobs", fork: "jobs", "new sweep": "sweeps" };
 
 const main = document.getElementById("main");
 const offline = document.getElementById("offline");
@@ -26,6 +28,7 @@ function route(hash) {
   const [path, search = ""] = hash.replace(/^#\/?/, "").split("?");
   const [name, id, part] = path.split("/").map(decoded);
   const params = new URLSearchParams(search);
+  if (name === "sweeps" && id === "new") return { name: "new sweep", params };
   if (id) params.set("id", id);
   if (name !== "jobs" || !id) return { name: name || "jobs", params };
   return { name: part === undefined ? "job" : PARTS.has(part) ? part : "", params };
@@ -63,7 +66,7 @@ async function show() {
   dispose = () => {};
   const turn = (shown = location.hash + Math.random());
   for (const link of document.querySelectorAll("nav a")) {
-    const isHere = link.dataset.view === name || ((name === "job" || PARTS.has(name)) && link.dataset.view === "jobs");
+    const isHere = link.dataset.view === (HOMES[name] ?? name);
     if (isHere) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }

@@ -112,6 +112,7 @@ export function settingsPanel(job) {
     h("details", {}, h("summary", {}, "All settings as they were resolved"), h("pre", { class: "log", tabindex: "0", role: "region", "aria-label": "Resolved settings" }, text)),
     h("div", { class: "row" }, button("Save as JSON", () => saveText(text, `${job.id}.json`), { class: "small" }),
       h("a", { class: "button small", href: `#/new?from=${encodeURIComponent(job.id)}` }, "New job from these settings"),
+      h("a", { class: "button small", href: `#/sweeps/new?from=${encodeURIComponent(job.id)}` }, "Sweep over these settings"),
       h("a", { class: "button small", href: `#/jobs/${job.id}/fork` }, "Fork from a checkpoint")),
   ]);
   return section;

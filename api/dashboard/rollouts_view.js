@@ -27,7 +27,7 @@ class RolloutsView {
     this.index = (wholeNumber(params.get("completion")) ?? 0) - 1;
     this.order = ORDERS[params.get("order")] ? params.get("order") : "sampled";
     this.bounds = { from: params.get("from") ?? "", to: params.get("to") ?? "" };
-    this.against = params.get("against") ?? "";
+    this.against = params.get("against");
     this.abort = new AbortController();
     this.all = [];
   }
@@ -187,7 +187,7 @@ class RolloutsView {
     this.next.disabled = at < 0 || at === this.chosen.length - 1;
     if (one) {
       this.index = one.index;
-      this.detail.show(one, this.all.filter((other) => other.row === one.row), this.scale, this.against);
+      this.detail.show(one, this.all.filter((other) => other.row === one.row), this.scale, this.against, whyNoAnswer(this.job.resolved, this.step));
       this.list.mark(one.index);
     }
     this.#remember();
@@ -220,6 +220,14 @@ class RolloutsView {
     if (!(error instanceof ApiError)) throw error;
     this.page.failed(error, place, sentence);
   }
+}
+
+/** Why the reference's answer is not there, and how to get it. */
+function whyNoAnswer({ telemetry, beta, kl }, step) {
+  const every = telemetry?.rollouts_reference_every ?? null;
+  if (every !== null) return `The reference is asked every ${every.toLocaleString()} steps (telemetry.rollouts_reference_every), not at step ${step.toLocaleString()}.`;
+  const reference = !kl?.monitor && !(beta?.rule !== "fixed" || beta?.value > 0) ? " and kl.monitor to true, since beta is 0" : "";
+  return `The reference’s own answers are not kept by this job. In a new job or a fork set telemetry.rollouts_reference_every to 10${reference}: every tenth step the reference then answers the same prompts. Until then, compare with another completion of the prompt.`;
 }
 
 function wholeNumber(text) {

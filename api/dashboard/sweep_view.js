@@ -44,9 +44,10 @@ class SweepView {
   #list({ data }) {
     const rows = data.map((sweep) => h("tr", {}, h("th", { scope: "row" }, h("a", { href: `#/sweeps/${sweep.id}` }, sweep.name ?? sweep.id)), h("td", {}, badge(sweep.status)),
       h("td", {}, count(sweep.data.length, "job")), h("td", {}, sweep.best ? `reward ${number(sweep.best.reward, 3)} at KL ${number(sweep.best.ref_kl, 3)}` : "–"), h("td", { class: "soft" }, ago(sweep.created_at))));
-    fill(this.root, h("h1", {}, "Sweeps"), rows.length ? h("div", { class: "panel scroll below", tabindex: "0", role: "region", "aria-label": "Table of sweeps" }, table(["Sweep", "Status", "Members", "Best checkpoint", "Created"], rows))
+    const start = h("a", { class: "button primary", href: "#/sweeps/new" }, "New sweep");
+    fill(this.root, h("div", { class: "titlebar" }, h("h1", {}, "Sweeps"), rows.length ? start : null), rows.length ? h("div", { class: "panel scroll below", tabindex: "0", role: "region", "aria-label": "Table of sweeps" }, table(["Sweep", "Status", "Members", "Best checkpoint", "Created"], rows))
       : h("div", { class: "empty below" }, h("p", {}, "No sweeps yet. A sweep trains the same data with several settings, for example three values of β, and sets them side by side."),
-        h("p", { class: "soft" }, "Start one with POST /v1/fine_tuning/sweeps.")));
+        start));
   }
 
   /** Draws a sweep; returns whether it has ended. */

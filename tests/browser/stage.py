@@ -61,12 +61,15 @@ class Stage:
         )  # fmt: skip
         return file_id
 
-    def job(self, suffix: str, *, beta: Any = 0.04, num_steps: int = 200, start: bool = True, **changes: Any) -> JobRecord:
+    def job(
+        self, suffix: str, *, beta: Any = 0.04, num_steps: int = 200, start: bool = True, telemetry: Any = None, **changes: Any
+    ) -> JobRecord:
         """An accepted job; started unless told otherwise."""
         grpo = {
             "grader": {"type": "string_check", "reference": "{{item.answer}}"},
             "beta": beta,
             "limits": {"num_steps": num_steps},
+            **({"telemetry": telemetry} if telemetry else {}),
         }
         body = {"model": "tiny", "training_file": self.upload, "suffix": suffix, "method": {"type": "grpo", "grpo": grpo}, **changes}
         job = self.ledger.create_job(resolve_spec(body), training_path=self.ledger.artifacts.file_content(self.upload))

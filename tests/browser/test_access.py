@@ -24,7 +24,8 @@ VIEWS = {
     "new": ("#/new?from={running}", "The server would accept this job:"),
     "rollouts": ("#/jobs/{running}/rollouts", "KL of a token, nats:"),
     "fork": ("#/jobs/{running}/fork", "What changes"),
-    "sweeps": ("#/sweeps", "Start one with POST"),
+    "sweeps": ("#/sweeps", "No sweeps yet."),
+    "new sweep": ("#/sweeps/new?from={running}", "The server would accept all 2 jobs:"),
 }
 
 

@@ -103,15 +103,37 @@ def test_steps_are_walked_and_one_that_is_not_kept_says_so(open_page: OpenPage, 
     problems.allow("404")
 
 
-def test_differences_from_a_sibling_are_shown_and_the_missing_reference_is_said(open_page: OpenPage, job: str) -> None:
+def test_differences_from_a_sibling_are_shown_and_how_to_ask_the_reference(open_page: OpenPage, job: str) -> None:
     page = open_page(f"#/jobs/{job}/rollouts?step=12&completion=3&against=1")
     one = detail(page)
-    expect(one.get_by_text("The reference’s own answer is not recorded, so it cannot be shown.")).to_be_visible()
+    expect(one.get_by_text("In a new job or a fork set telemetry.rollouts_reference_every to 10: every tenth step")).to_be_visible()
     changes = one.get_by_role("region", name="Differences")
     expect(changes.locator("del").first).to_have_text("17 +")
     expect(changes.locator("ins").first).to_contain_text("The answer is 41, because")
-    one.get_by_label("Differences from").select_option("")
+    one.get_by_label("Differences from").select_option("nothing")
     expect(changes).to_be_hidden()
+
+
+def test_differences_from_the_references_own_answer_are_shown_first(open_page: OpenPage, stage: Stage) -> None:
+    made = stage.job("sums-asked", num_steps=40, telemetry={"rollouts_reference_every": 5})
+    stage.steps(made.id, 1, 11)
+    same = {"completion": "17 + 25 = 42", "num_tokens": 7, "is_truncated": False, "num_same_tokens": 0}
+    keep_rollouts(stage.ledger, made.id, 10, reference=same)
+    keep_rollouts(stage.ledger, made.id, 11)
+    page = open_page(f"#/jobs/{made.id}/rollouts?step=10")
+    one = detail(page)
+    choice = one.get_by_label("Differences from")
+    expect(choice.locator("option:checked")).to_have_text("the reference’s own answer")
+    expect(one.get_by_text("They part at the first token. The reference’s answer has 7 tokens.")).to_be_visible()
+    changes = one.get_by_role("region", name="Differences")
+    expect(changes.locator("ins").first).to_contain_text("Let me think.")
+    choice.select_option("nothing")
+    page.get_by_role("button", name="Next completion").click()
+    expect(changes).to_be_hidden()
+    one.get_by_label("Differences from").select_option("reference")
+    expect(one.get_by_text("Both are the same text.")).to_be_visible()
+    page.get_by_role("button", name="Later step").click()
+    expect(one.get_by_text("The reference is asked every 5 steps (telemetry.rollouts_reference_every), not at step 11.")).to_be_visible()
 
 
 def test_redacted_completions_show_their_numbers_only(open_page: OpenPage, stage: Stage, job: str) -> None:

@@ -26,8 +26,71 @@ expect = sync_api.expect
 ANSWER: dict[str, Any] = Probe.model_json_schema()["examples"][0]
 
 
-def test_an_empty_list_of_sweeps_says_how_to_start_one(open_page: OpenPage, stage: Stage) -> None:
-    expect(open_page("#/sweeps").get_by_text("Start one with POST /v1/fine_tuning/sweeps.")).to_be_visible()
+def test_an_empty_list_of_sweeps_leads_to_a_new_one(open_page: OpenPage, stage: Stage, problems: Problems) -> None:
+    page = open_page("#/sweeps")
+    page.get_by_role("link", name="New sweep").click()
+    expect(page.get_by_role("heading", name="New sweep")).to_be_visible()
+    expect(page.get_by_text("see the members above.")).to_be_visible()
+    problems.allow("422")
+
+
+def member(page: Any, number: int) -> Any:
+    return page.get_by_role("group", name=f"Member {number}", exact=True)
+
+
+def test_a_sweep_is_written_checked_and_started_by_key_alone(open_page: OpenPage, stage: Stage, problems: Problems) -> None:
+    job = stage.job("sums-base", num_steps=30)
+    page = open_page(f"#/sweeps/new?from={job.id}")
+    accepted = page.get_by_text("The server would accept all 2 jobs: 20 usable rows")
+    expect(accepted).to_be_visible()
+    expect(page.get_by_label("Settings of a job").locator("option:checked")).to_have_text("sums-base")
+    page.get_by_label("Name of the sweep").focus()
+    page.keyboard.type("how much KL")
+    add = page.get_by_role("button", name="Add a member")
+    add.focus()
+    page.keyboard.press("Enter")
+    third = member(page, 3)
+    expect(third.get_by_label("β")).to_be_focused()
+    expect(third.get_by_text("Not yet: it changes nothing yet; give it a β, or other changes.")).to_be_visible()
+    expect(page.get_by_role("button", name="Start the sweep")).to_be_disabled()
+    page.keyboard.type('{"rule": "deadband", "value": 0.02}')
+    expect(third.get_by_text("Not yet: method.grpo.beta.target: give exactly one of target and calibration")).to_be_visible()
+    third.get_by_label("β").fill('{"rule": "deadband", "value": 0.02, "target": 0.05}')
+    third.get_by_label("Name").fill("controller")
+    third.get_by_text("Other changes").click()
+    third.get_by_label("Overrides as JSON").fill("{")
+    expect(third.get_by_text("Not yet: the overrides are no JSON object:")).to_be_visible()
+    third.get_by_label("Overrides as JSON").fill('{"method": {"grpo": {"kl": {"estimator": "k2"}}}}')
+    expect(page.get_by_text("The server would accept all 3 jobs: 20 usable rows")).to_be_visible()
+    start = page.get_by_role("button", name="Start the sweep")
+    start.focus()
+    page.keyboard.press("Enter")
+    members = page.get_by_role("region", name="Members of the sweep")
+    expect(members.get_by_role("row")).to_have_count(4)
+    expect(members.get_by_role("row").nth(3)).to_contain_text("controller")
+    specs = [json.loads(record.spec_json)["method"]["grpo"] for record in stage.ledger.list_jobs(limit=4).data]
+    assert sorted(spec["limits"]["num_steps"] for spec in specs) == [30] * 4
+    assert [spec["kl"]["estimator"] for spec in specs if spec["beta"]["rule"] == "deadband"] == ["k2"]
+    assert {spec["beta"]["value"] for spec in specs} == {0.01, 0.02, 0.04}
+    problems.allow("422")
+
+
+def test_what_only_the_whole_sweep_forbids_is_said_at_the_member(open_page: OpenPage, stage: Stage, problems: Problems) -> None:
+    """Each job alone would be accepted; together they would not see the same prompts."""
+    page = open_page(f"#/sweeps/new?from={stage.job('sums-base').id}")
+    second = member(page, 2)
+    second.get_by_text("Other changes").click()
+    second.get_by_label("Overrides as JSON").fill('{"seed": 7}')
+    expect(second.get_by_text("Would be accepted.")).to_be_visible()
+    page.get_by_role("button", name="Start the sweep").click()
+    expect(page.get_by_text("The sweep was not started.")).to_be_visible()
+    expect(second.get_by_text("the members of a sweep share it")).to_be_visible()
+    page.get_by_role("button", name="Add a member").click()
+    page.get_by_role("button", name="Remove member 2").click()
+    expect(member(page, 2).get_by_label("β")).to_be_focused()
+    expect(page.get_by_role("group", name="Member 3", exact=True)).to_have_count(0)
+    expect(page.get_by_role("button", name="Remove member 1")).to_be_disabled()
+    problems.allow("422")
 
 
 def test_a_sweep_shows_members_and_frontier_and_is_cancelled_only_when_meant(open_page: OpenPage, server: Server, stage: Stage) -> None:
