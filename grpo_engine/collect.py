@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from grpo_engine.advantage import is_equal
-from grpo_engine.batch import Group, Rollout
+from grpo_engine.batch import Group, Prompt, Rollout
 from grpo_engine.grading import grade_completions
 from grpo_engine.learner import Learner
 from grpo_engine.logprob import check_shortcut
@@ -62,7 +62,7 @@ def _sample(learner: Learner, step: int) -> tuple[Rollout, str | None]:
     """The step's rollout. Step 1 also checks the fast forward against the plain one, and samples anew when they differ."""
     sampling, policy = learner.grpo.sampling, learner.policy
     prompts = learner.dataset.take(sampling.prompts_per_step)
-    rollout = Rollout(step, sample_groups(policy, prompts, sampling.group_size, sampling, learner.seed, step))
+    rollout = Rollout(step, _groups(learner, prompts, step))
     if step != 1:
         return rollout, None
     found = check_shortcut(policy.network, rollout.rows, temperature=sampling.temperature, pad_id=policy.pad_id)
@@ -71,8 +71,23 @@ def _sample(learner: Learner, step: int) -> tuple[Rollout, str | None]:
         return rollout, None
     if policy.network.is_branched:
         learner.disable_branching(check.reason)
-        rollout = Rollout(step, sample_groups(policy, prompts, sampling.group_size, sampling, learner.seed, step))
+        rollout = Rollout(step, _groups(learner, prompts, step))
     return rollout, check.reason
+
+
+def _groups(learner: Learner, prompts: list[Prompt], step: int, first_completion: int = 0) -> list[Group]:
+    """A group of completions for each prompt, from the run's present weights."""
+    sampling = learner.grpo.sampling
+    return sample_groups(
+        learner.policy,
+        prompts,
+        sampling.group_size,
+        sampling,
+        learner.seed,
+        step,
+        first_completion=first_completion,
+        budget=learner.sampling_memory,
+    )
 
 
 def _replace_equal_groups(learner: Learner, collected: Collected, seconds: Seconds) -> None:
@@ -88,8 +103,7 @@ def _replace_equal_groups(learner: Learner, collected: Collected, seconds: Secon
         num_rounds += 1
         with timed(seconds, "sample"):
             prompts = learner.dataset.take(wanted - len(kept))
-            first = num_rounds * sampling.group_size
-            groups = sample_groups(learner.policy, prompts, sampling.group_size, sampling, learner.seed, step, first_completion=first)
+            groups = _groups(learner, prompts, step, num_rounds * sampling.group_size)
         fresh = Rollout(step, groups)
         with timed(seconds, "grade"):
             collected.grader_errors += grade(learner, fresh)

@@ -131,3 +131,9 @@ def bf16_products(is_enabled: bool) -> Iterator[None]:
         yield
     finally:
         settings.fp32_precision = before
+
+
+def release_cache() -> None:
+    """Give back what a failed forward left in the GPU's cache."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

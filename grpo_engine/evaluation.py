@@ -17,6 +17,7 @@ from grpo_engine.batch import Completion, Prompt
 from grpo_engine.contract.job import SamplingConfig
 from grpo_engine.grader import GraderPool
 from grpo_engine.grading import grade_completions
+from grpo_engine.memory import Budget
 from grpo_engine.policy import Policy
 from grpo_engine.rollout import sample_groups
 
@@ -72,12 +73,12 @@ class Evaluator:
         """Whether the weights after `step` are evaluated."""
         return step % self._every == 0 or step == num_steps
 
-    def run(self, policy: Policy) -> Evaluation:
+    def run(self, policy: Policy, budget: Budget) -> Evaluation:
         """Sample and grade with the policy's present weights, in batches no larger than a training step's."""
         at_once = self._sampling.prompts_per_step * self._sampling.group_size
         completions: list[Completion] = []
         for start in range(0, len(self._prompts), at_once):
-            groups = sample_groups(policy, self._prompts[start : start + at_once], 1, self._sampling, self._seed, 0)
+            groups = sample_groups(policy, self._prompts[start : start + at_once], 1, self._sampling, self._seed, 0, budget=budget)
             completions += [group.completions[0] for group in groups]
         rows = list(zip(self._prompts, completions, strict=True))
         return Evaluation(completions, grade_completions(rows, self._grader, policy.ranks))

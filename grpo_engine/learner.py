@@ -19,7 +19,7 @@ from grpo_engine.evaluation import Evaluator
 from grpo_engine.grader import GraderPool
 from grpo_engine.guardrail import Guardrails
 from grpo_engine.logprob import disable_branching
-from grpo_engine.memory import TokenBudget
+from grpo_engine.memory import Budget, sampling_budget, token_budget
 from grpo_engine.optimizer import Optimizer, learning_rate_at
 from grpo_engine.outcome import ConfigError, ReferenceMismatch
 from grpo_engine.policy import Policy
@@ -60,11 +60,15 @@ class Learner:
     readings: dict[str, float] = field(default_factory=dict)
     """Metrics of the last completed step."""
     guardrails: Guardrails = field(init=False)
-    memory: TokenBudget = field(init=False)
+    memory: Budget = field(init=False)
+    """Of the reference's and the update's forwards."""
+    sampling_memory: Budget = field(init=False)
 
     def __post_init__(self) -> None:
         self.guardrails = Guardrails(self.grpo.guardrails)
-        self.memory = TokenBudget(self.grpo.resources.micro_batch_tokens, is_short=self.ranks.any)
+        sampling, ranks = self.grpo.sampling, self.ranks
+        self.memory = token_budget(self.grpo.resources.micro_batch_tokens, ranks.any)
+        self.sampling_memory = sampling_budget(-(-sampling.prompts_per_step // ranks.size) * sampling.group_size, ranks.any)
 
     @property
     def ranks(self) -> Ranks:
@@ -109,6 +113,7 @@ class Learner:
                 "base_learning_rate": self.base_learning_rate,
                 "commands": [record.to_json() for record in self.inbox.applied],
                 "memory": self.memory.state(),
+                "sampling_memory": self.sampling_memory.state(),
                 "policy_sha256": self.policy.sha256,
                 "reference_sha256": self.reference_sha256,
                 "num_reference_syncs": self.num_reference_syncs,
@@ -149,6 +154,7 @@ class Learner:
         self.detectors.load(state["detectors"])
         self.guardrails.load(state["guardrails"])
         self.memory.load(state["memory"])
+        self.sampling_memory.load(state["sampling_memory"])
         self.seed = state["seed"]
         self.base_learning_rate = state["base_learning_rate"]
         self.inbox.load([AppliedCommand.from_json(record) for record in state["commands"]], replays)

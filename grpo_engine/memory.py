@@ -1,8 +1,9 @@
-"""When memory runs out: once with half as many tokens in a forward, then an end that says how much and what to change.
+"""When memory runs out: once with half as much in a forward, then an end that says how much and what to change.
 
-The result of a step does not depend on how it is split into micro-batches (up to rounding), so a smaller split is a way on. It
-is tried once in a run and kept from then on, also by an attempt that resumes: an exact continuation must compute the same way.
-Not here: sampling, whose memory the split does not govern, and a process that the kernel kills without an error. Torch-free.
+The result of a step does not depend on how it is split into micro-batches, nor the completions on how many are sampled at once
+(up to rounding), so a smaller split is a way on. It is tried once in a run for each of the two and kept from then on, also by an
+attempt that resumes: an exact continuation must compute the same way. Not here: a process that the kernel kills without an
+error. Torch-free.
 """
 
 from __future__ import annotations
@@ -60,10 +61,14 @@ def describe(error: BaseException, where: str = "") -> str:
 
 
 @dataclass
-class TokenBudget:
-    """How many tokens go through one forward of the reference and the update."""
+class Budget:
+    """How much goes through one forward: `size` tokens in the reference and the update, or `size` completions in sampling."""
 
-    tokens: int
+    size: int
+    unit: str
+    """How a sentence names it, such as `micro-batches of {:,} tokens`."""
+    param: str
+    """The setting that governs it."""
     was_halved: bool = False
     news: str | None = None
     """What is to be said about it, once."""
@@ -73,7 +78,7 @@ class TokenBudget:
     def fit(self, work: Callable[[], Result], where: str, clean_up: Callable[[], None] = lambda: None) -> Result:
         """Do the work; when memory runs out, halve the budget, clean up and do it again, once in a run.
 
-        `work` must read `tokens` anew and begin from the start. Raises OutOfMemory when it runs out again.
+        `work` must read `size` anew and begin from the start. Raises OutOfMemory when it runs out again.
         """
         while True:
             result: Result | None = None
@@ -84,7 +89,7 @@ class TokenBudget:
                 if not is_out_of_memory(error):
                     raise
                 trouble = describe(error, f" in {where}")
-                if self.was_halved or self.tokens < 2:
+                if self.was_halved or self.size < 2:
                     raise self._refusal(error, where) from error
             if not self.is_short(bool(trouble)):
                 return cast(Result, result)
@@ -94,12 +99,12 @@ class TokenBudget:
             gc.collect()
 
     def _refusal(self, error: BaseException, where: str) -> OutOfMemory:
-        after = f", with micro-batches of {self.tokens:,} tokens" + (", halved before" if self.was_halved else "")
-        return OutOfMemory(describe(error, f" in {where}{after}"), param="method.grpo.resources.micro_batch_tokens")
+        after = f", with {self.unit.format(self.size)}" + (", halved before" if self.was_halved else "")
+        return OutOfMemory(describe(error, f" in {where}{after}"), param=self.param)
 
     def _halve(self, trouble: str) -> None:
-        self.news = f"{trouble}; going on with micro-batches of {self.tokens // 2:,} tokens instead of {self.tokens:,}"
-        self.tokens //= 2
+        self.news = f"{trouble}; going on with {self.unit.format(self.size // 2)} instead of {self.size:,}"
+        self.size //= 2
         self.was_halved = True
 
     def take_news(self) -> str | None:
@@ -109,9 +114,19 @@ class TokenBudget:
 
     def state(self) -> dict[str, int | bool]:
         """For a resume state."""
-        return {"tokens": self.tokens, "was_halved": self.was_halved}
+        return {"size": self.size, "was_halved": self.was_halved}
 
     def load(self, state: dict[str, int | bool]) -> None:
         """Take over a halving of an earlier attempt. One of this attempt is never undone, also not by a rollback."""
         if state["was_halved"]:
-            self.tokens, self.was_halved = int(state["tokens"]), True
+            self.size, self.was_halved = int(state["size"]), True
+
+
+def token_budget(tokens: int, is_short: Callable[[bool], bool] = bool) -> Budget:
+    """For the reference's and the update's forwards."""
+    return Budget(tokens, "micro-batches of {:,} tokens", "method.grpo.resources.micro_batch_tokens", is_short=is_short)
+
+
+def sampling_budget(completions: int, is_short: Callable[[bool], bool] = bool) -> Budget:
+    """For the completions one process samples at once."""
+    return Budget(completions, "{:,} completions sampled at once", "method.grpo.sampling.group_size", is_short=is_short)

@@ -87,8 +87,9 @@ def _seconds(result: StepResult, factor: float = 1.0) -> dict[str, float]:
 
 def _notes(learner: Learner, result: StepResult) -> dict[str, str]:
     notes = {}
-    if (news := learner.memory.take_news()) is not None:
-        notes["memory_reduced"] = news
+    news = [told for budget in (learner.memory, learner.sampling_memory) if (told := budget.take_news()) is not None]
+    if news:
+        notes["memory_reduced"] = "; ".join(news)
     if result.shortcut_problem is not None:
         notes["slow_forward"] = f"prompts are computed once per completion: {result.shortcut_problem}"
     return notes

@@ -11,7 +11,7 @@ Shapes: P prompts   G completions of each   B rows still growing   V vocabulary.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -20,7 +20,9 @@ from torch import Tensor
 from grpo_engine.batch import Completion, Group, Prompt
 from grpo_engine.contract.job import SamplingConfig
 from grpo_engine.decode import Decoder, make_decoder
+from grpo_engine.device import release_cache
 from grpo_engine.lean import make_lean
+from grpo_engine.memory import Budget, sampling_budget
 from grpo_engine.packing import WORTH_CALLS, packed_linears
 from grpo_engine.policy import Policy
 
@@ -45,11 +47,13 @@ def sample_groups(
     *,
     first_completion: int = 0,
     compact_below: float = COMPACT_BELOW,
+    budget: Budget | None = None,
 ) -> list[Group]:
     """Sample `group_size` completions for each prompt. Their random streams are numbered from `first_completion`.
 
     Over several ranks each samples its share of the prompts, and every rank gets all groups. The end token is part of the
-    completion; a completion without one is marked truncated. Raises ValueError when a prompt leaves no room in the model's context.
+    completion; a completion without one is marked truncated. No more completions are sampled at once than `budget` allows
+    (None: all). Raises ValueError when a prompt leaves no room in the model's context, OutOfMemory when half the budget is too much.
     """
     limit = sampling.max_completion_tokens
     longest = max(len(prompt.token_ids) for prompt in prompts)
@@ -60,14 +64,30 @@ def sample_groups(
     ranks = policy.ranks
     mine = [prompts[at] for at in ranks.share_of(len(prompts))]
     numbers = range(first_completion, first_completion + group_size)
-    groups = _sample(policy, mine, numbers, sampling, seed, step, compact_below) if mine else []
-    completions = ranks.gather([group.completions for group in groups])
-    return [Group(prompt, found) for prompt, found in zip(prompts, completions, strict=True)]
+    budget = budget or sampling_budget(max(1, len(mine) * group_size), ranks.any)
+
+    def work() -> list[Completion]:
+        parts = _parts(mine, numbers, budget.size)
+        return [found for part, some in parts for found in _sample(policy, part, some, sampling, seed, step, compact_below)]
+
+    found = budget.fit(work, "sampling", release_cache)
+    own = [found[at : at + group_size] for at in range(0, len(found), group_size)]
+    return [Group(prompt, completions, first_completion) for prompt, completions in zip(prompts, ranks.gather(own), strict=True)]
+
+
+def _parts(prompts: Sequence[Prompt], numbers: range, at_once: int) -> Iterator[tuple[Sequence[Prompt], range]]:
+    """Prompts and completion numbers to be sampled together, in order: whole groups, or pieces of one where a group is too large."""
+    if (groups := at_once // len(numbers)) >= 1:
+        yield from ((prompts[at : at + groups], numbers) for at in range(0, len(prompts), groups))
+        return
+    for prompt in prompts:
+        yield from (([prompt], numbers[at : at + at_once]) for at in range(0, len(numbers), at_once))
 
 
 def _sample(
     policy: Policy, prompts: Sequence[Prompt], numbers: range, sampling: SamplingConfig, seed: int, step: int, compact_below: float
-) -> list[Group]:
+) -> list[Completion]:
+    """The completions of the first prompt, then those of the next."""
     limit, group_size = sampling.max_completion_tokens, len(numbers)
     uniform_BT = torch.stack([uniforms(seed, step, prompt.row, number, limit) for prompt in prompts for number in numbers]).to(
         policy.network.device
@@ -79,11 +99,10 @@ def _sample(
     texts = policy.tokenizer.batch_decode(
         [_without_end(tokens, policy.eos_ids) for tokens in tokens_of], skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
-    completions = [
+    return [
         Completion(tokens, logprobs, text, is_truncated=tokens[-1] not in policy.eos_ids)
         for tokens, logprobs, text in zip(tokens_of, logprobs_of, texts, strict=True)
     ]
-    return [Group(prompt, completions[p * group_size : (p + 1) * group_size]) for p, prompt in enumerate(prompts)]
 
 
 def _decode(

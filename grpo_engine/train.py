@@ -97,8 +97,9 @@ def report(learner: Learner, log: EventLog, result: StepResult) -> None:
     if result.lean_problem is not None:
         message = f"sampling goes through the model's own forward: {result.lean_problem}"
         log.emit("shortcut.disabled", message, step=step, level="warn", data={"reason": result.lean_problem})
-    if (news := learner.memory.take_news()) is not None:
-        log.emit("memory.reduced", news, step=step, level="warn", data={"micro_batch_tokens": learner.memory.tokens})
+    for budget, name in ((learner.memory, "micro_batch_tokens"), (learner.sampling_memory, "completions_at_once")):
+        if (news := budget.take_news()) is not None:
+            log.emit("memory.reduced", news, step=step, level="warn", data={name: budget.size})
     data: dict[str, Any] = {"metrics": metrics, "beta": learner.rule.state()}
     if result.kl_details is not None:
         data["kl"] = result.kl_details
@@ -128,7 +129,7 @@ def _evaluate(learner: Learner, metrics: dict[str, float]) -> Evaluation | None:
     if learner.evaluator is None:
         return None
     started = time.perf_counter()
-    found = learner.evaluator.run(learner.policy)
+    found = learner.evaluator.run(learner.policy, learner.sampling_memory)
     metrics["time/evaluate_s"] = time.perf_counter() - started
     if found.reward_mean is not None:
         metrics["eval/reward_mean"] = found.reward_mean

@@ -21,6 +21,7 @@ from grpo_engine.advantage import Advantages
 from grpo_engine.batch import Rollout
 from grpo_engine.contract.aggregation import kl_aggregation, loss_aggregation
 from grpo_engine.contract.kl import Direction
+from grpo_engine.device import release_cache
 from grpo_engine.kl import ExactKl, KlTokens, kl_loss_tokens, kl_penalty
 from grpo_engine.learner import Learner
 from grpo_engine.logprob import MicroBatch, TokenStats, rollout_stats, token_stats
@@ -87,7 +88,7 @@ def _prepare(learner: Learner, rollout: Rollout, advantages: Advantages, beta: f
     policy_mask_BT = mask_BT * advantages.policy_keep_PG.reshape(-1, 1).to(mask_BT)
     kl_mask_BT = mask_BT * advantages.kl_keep_PG.reshape(-1, 1).to(mask_BT)
     update = Update(
-        batches=split_own(rollout.rows, own, learner.memory.tokens, policy.network.is_branched),
+        batches=split_own(rollout.rows, own, learner.memory.size, policy.network.is_branched),
         tensors=tensors,
         advantage=advantages.advantage_PG.flatten().to(device),
         policy_mask_BT=policy_mask_BT,
@@ -95,7 +96,7 @@ def _prepare(learner: Learner, rollout: Rollout, advantages: Advantages, beta: f
         policy_normaliser=Normaliser.create(policy_mask_BT, loss_aggregation(grpo.loss), limit),
         kl_normaliser=Normaliser.create(kl_mask_BT, kl_aggregation(grpo.kl, grpo.loss), limit),
         beta=beta,
-        micro_batch_tokens=learner.memory.tokens,
+        micro_batch_tokens=learner.memory.size,
         own_B=torch.tensor([row in own for row in range(len(mask_BT))], device=device),
     )
     if learner.reference is None:
@@ -139,12 +140,6 @@ def _refer(learner: Learner, reference: Reference, update: Update) -> None:
         update.reference_states = states
 
 
-def release_cache() -> None:
-    """Give back what a failed forward left in the GPU's cache."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 def optimize(learner: Learner, update: Update, learning_rate: float, metrics: Metrics, *, should_split: bool = False) -> str | None:
     """All updates of the step, into the weights. Fills `metrics`.
 
@@ -185,9 +180,9 @@ def _differentiate(learner: Learner, update: Update, iteration: int, term: Term 
 def _differentiate_own(learner: Learner, update: Update, iteration: int, term: Term) -> None:
     """The gradient of this rank's rows, from nothing; in a new split when the token budget has changed."""
     learner.optimizer.zero_grad()
-    if update.micro_batch_tokens != learner.memory.tokens:
-        update.micro_batch_tokens = learner.memory.tokens
-        update.batches = split_again(update.batches, learner.memory.tokens, learner.policy.network.is_branched)
+    if update.micro_batch_tokens != learner.memory.size:
+        update.micro_batch_tokens = learner.memory.size
+        update.batches = split_again(update.batches, learner.memory.size, learner.policy.network.is_branched)
         if learner.reference is not None:
             _refer(learner, learner.reference, update)
     run_batches(learner, update, is_first=iteration == 0, term=term)

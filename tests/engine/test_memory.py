@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine import update
+from grpo_engine import rollout, update
 from grpo_engine.__main__ import failure
 from grpo_engine.logprob import MicroBatch, TokenStats, rollout_stats, token_stats
-from grpo_engine.memory import SETTINGS, OutOfMemory, TokenBudget, is_out_of_memory, requested_bytes
+from grpo_engine.memory import SETTINGS, OutOfMemory, is_out_of_memory, requested_bytes, token_budget
 from tests.engine.runs import events, make_job, make_spec, outcome, series, train, weights_sha256
 
 BUDGET = 150
@@ -143,18 +143,18 @@ def test_what_the_allocators_say_is_understood() -> None:
 
 
 def test_a_budget_halves_once_and_lets_other_errors_through() -> None:
-    budget, cleaned = TokenBudget(64), []
+    budget, cleaned = token_budget(64), []
 
     def work() -> int:
-        if budget.tokens > 32:
+        if budget.size > 32:
             raise MemoryError
-        return budget.tokens
+        return budget.size
 
     assert budget.fit(work, "a test", lambda: cleaned.append(1)) == 32
     assert cleaned == [1]
     assert "32 tokens instead of 64" in (budget.take_news() or "")
     assert budget.take_news() is None
-    budget.load({"tokens": 64, "was_halved": False})
+    budget.load({"size": 64, "was_halved": False})
     assert budget.was_halved, "a rollback does not undo it"
 
     def always() -> None:
@@ -167,4 +167,59 @@ def test_a_budget_halves_once_and_lets_other_errors_through() -> None:
         raise RuntimeError("shapes differ")
 
     with pytest.raises(RuntimeError, match="shapes differ"):
-        TokenBudget(64).fit(other, "a test")
+        token_budget(64).fit(other, "a test")
+
+
+def refuse_rows(monkeypatch: pytest.MonkeyPatch, limit: int) -> list[int]:
+    """A sampler that runs out of memory beyond `limit` rows; the list gets the number of rows of each call."""
+    asked: list[int] = []
+    sample = rollout._sample
+
+    def limited(policy: Any, prompts: Any, numbers: range, *rest: Any) -> Any:
+        asked.append(rows := len(prompts) * len(numbers))
+        if rows > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB.")
+        return sample(policy, prompts, numbers, *rest)
+
+    monkeypatch.setattr(rollout, "_sample", limited)
+    return asked
+
+
+@pytest.mark.parametrize("prompts", [2, 1])
+def test_sampling_that_does_not_fit_is_done_in_halves(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompts: int) -> None:
+    """Whole groups where they fit, pieces of one where they do not; every completion has its own random stream, so nothing else changes."""
+    sampling = {"prompts_per_step": prompts, "group_size": 4, "max_completion_tokens": 8}
+    held_out = {"every": 3, "grader": {"type": "regex", "pattern": "[0-4]"}}
+    changed = {**spec(job, BUDGET, sampling=sampling, evaluation=held_out), "validation_file": "file-rows"}
+    held_out_rows = {"validation_file": str(job / "rows.jsonl")}
+    whole = train(job, f"at-once-{tmp_path.name}", changed, **held_out_rows)
+    asked = refuse_rows(monkeypatch, rows := 2 * prompts)
+    run_dir = train(job, f"in-halves-{tmp_path.name}", changed, **held_out_rows)
+    assert asked[:3] == [2 * rows, rows, rows]
+    assert max(asked[1:]) <= rows
+    (event,) = events(run_dir, "memory.reduced")
+    assert (event.step, event.level, event.data) == (1, "warn", {"completions_at_once": rows})
+    assert f"{3 * 2**29:,} bytes could not be had" in event.message
+    for step, metrics in series(whole).items():
+        for name, value in metrics.items():
+            assert series(run_dir)[step][name] == pytest.approx(value, rel=1e-3, abs=1e-5), (step, name)
+
+
+def test_sampling_that_does_not_fit_in_halves_ends_the_run(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_rows(monkeypatch, 1)
+    verdict = outcome(train(job, "no-room", spec(job, BUDGET)))
+    assert (verdict.status, verdict.reason, verdict.param) == ("failed", "out_of_memory", "method.grpo.sampling.group_size")
+    assert "in sampling, with" in verdict.message
+    assert SETTINGS in verdict.message
+
+
+def test_a_resumed_run_samples_in_halves_again(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampling = {"prompts_per_step": 2, "group_size": 4, "max_completion_tokens": 8}
+    with monkeypatch.context() as patch:
+        refuse_rows(patch, 4)
+        first = train(job, "halves-first", spec(job, BUDGET, sampling=sampling))
+    longer = spec(job, BUDGET, sampling=sampling, limits={"num_steps": 4})
+    asked = refuse_rows(monkeypatch, 4)
+    rest = train(job, "halves-rest", longer, epoch=2, resume_from=f"{first}/checkpoints/resume-000003")
+    assert asked == [4, 4]
+    assert not events(rest, "memory.reduced")
