@@ -2,7 +2,8 @@
 
 Training outlives a failed write: `checkpoint.failed`, the partial directory is gone, the next interval tries again. An
 older resume state is deleted only after the newer one is complete and announced, and the events up to it are on the disk:
-else a power cut could take words about steps that no state is left to do again.
+else a power cut could take words about steps that no state is left to do again. Nothing is deleted once this attempt has
+a verdict: its worker was taken for dead, and the next attempt may be reading what lies here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from grpo_engine import checkpoint
 from grpo_engine.checkpoint import Kind, Manifest
 from grpo_engine.events import EventLog
 from grpo_engine.learner import Learner
-from grpo_engine.outcome import CheckpointDamaged
+from grpo_engine.outcome import OUTCOME_FILE, CheckpointDamaged
 from grpo_engine.policy import save_published
 
 CHECKPOINTS_DIR = "checkpoints"
@@ -45,6 +46,11 @@ class Keeper:
         """A rollback needs a state from before the trouble, which the newest may not be."""
         if learner.ranks.is_first:
             checkpoint.remove_partial(self.directory)
+
+    @property
+    def _is_given_up(self) -> bool:
+        """Whether somebody has written this attempt's verdict: the next one may be reading a state that lies here."""
+        return (self.directory.parent / OUTCOME_FILE).exists()
 
     @property
     def may_roll_back(self) -> bool:
@@ -77,7 +83,7 @@ class Keeper:
     def rewind(self, step: int) -> None:
         """Forget the checkpoints of later steps, and delete the resume states among them; that of `step` is to be written anew."""
         for manifest in self._saved["resume"]:
-            if manifest.step > step and self._learner.ranks.is_first:
+            if manifest.step > step and self._learner.ranks.is_first and not self._is_given_up:
                 shutil.rmtree(self.directory / manifest.name)
         self._saved["resume"] = [manifest for manifest in self._saved["resume"] if manifest.step < step]
         self._saved["published"] = [manifest for manifest in self._saved["published"] if manifest.step <= step]
@@ -170,12 +176,15 @@ class Keeper:
     def _retire(self, kind: Kind) -> None:
         """Delete this attempt's older resume states. Published weights are the bookkeeper's to retire: it knows the pins."""
         saved = self._saved[kind]
-        if kind == "published" or len(saved) <= self._kept_resumes or not self._learner.ranks.first(self._log.sync):
+        if kind == "published" or len(saved) <= self._kept_resumes or not self._learner.ranks.first(self._may_delete):
             return
         while len(saved) > self._kept_resumes:
             name = saved.pop(0).name
             if self._learner.ranks.is_first:
                 shutil.rmtree(self.directory / name, ignore_errors=True)
+
+    def _may_delete(self) -> bool:
+        return self._log.sync() and not self._is_given_up
 
     def _about(self) -> dict[str, Any]:
         learner, readings = self._learner, self._learner.readings

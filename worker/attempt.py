@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from grpo_engine.contract.command import Command, Dispatch
-from grpo_engine.contract.event import Outcome
+from grpo_engine.contract.event import WORKER_LOST, Outcome
 from jobs.artifacts import LEDGER_CLAIM, Artifacts, write_atomic
 from worker.processes import Identity, identify
 
@@ -40,6 +40,12 @@ class Attempt:
         """Whether the server took the attempt back before a worker had it."""
         holder = self._artifacts.claim_holder(self.job_id, self.epoch)
         return holder is not None and holder.get("worker_id") == LEDGER_CLAIM
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the dispatcher took this worker for dead. The disk says so, also where Redis cannot be reached."""
+        outcome = self.outcome()
+        return outcome is not None and outcome.reason == WORKER_LOST
 
     def claim(self, worker_id: str) -> bool:
         """Take the attempt for this process; False when somebody has it already."""

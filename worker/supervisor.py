@@ -3,7 +3,8 @@
 Each turn carries events up, commands down, renews the lease and looks at what is wanted. Redis being away changes
 nothing for the engine. Ways to end early, strongest first:
 
-- superseded: a newer attempt exists. The engine is stopped and nothing more is published.
+- superseded: a newer attempt exists, or this one was given up as lost; Redis or the disk says so. The engine is stopped
+  and nothing more is published.
 - cancel: SIGTERM, SIGKILL after `cancel_grace_s`, and no process of the attempt is left.
 - drain (the worker leaves): a command; the engine finishes its step, saves and ends. SIGTERM after `drain_grace_s`.
 - pause: the same command path, with no limit: a step takes as long as it takes.
@@ -32,7 +33,7 @@ from worker.wire import Wire
 log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 5.0
-"""How long the end of an attempt waits for a Redis that is away, before leaving the rest to the dispatcher."""
+"""How long the end of an attempt waits for a Redis that is away or slow, before leaving the rest to the dispatcher."""
 
 
 class Stop(enum.IntEnum):
@@ -105,7 +106,7 @@ class Supervisor:
         self._tail.read()
         self._look_at_wanted()
         if self._stop is not Stop.SUPERSEDED:
-            self._tail.publish(self._wire)
+            self._tail.publish(self._wire, self._timing.heartbeat_s)
             if time.monotonic() >= self._next_heartbeat:
                 self._wire.renew_lease()
                 self._next_heartbeat = time.monotonic() + self._timing.heartbeat_s
@@ -118,7 +119,7 @@ class Supervisor:
         if self._drain.is_set():
             self._ask(Stop.DRAIN)
         wanted = self._wire.wanted()
-        if self._wire.is_fenced:
+        if self._wire.is_fenced or self._attempt.is_given_up:
             self._ask(Stop.SUPERSEDED)
         elif wanted is None:
             return
@@ -181,5 +182,5 @@ class Supervisor:
 
     def _last_words(self) -> None:
         deadline = time.monotonic() + LAST_WORDS_S
-        while not self._tail.publish(self._wire) and not self._wire.is_fenced and time.monotonic() < deadline:
+        while not self._tail.publish(self._wire, LAST_WORDS_S) and not self._wire.is_fenced and time.monotonic() < deadline:
             time.sleep(self._timing.poll_s)

@@ -8,6 +8,8 @@ stream to everything after it.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import deque
 
 from grpo_engine.contract.event import EngineEvent, Progress
@@ -47,10 +49,11 @@ class Tail:
             self._observe(event)
             self._pending.append(event)
 
-    def publish(self, wire: Wire) -> bool:
-        """Send what waits; True when nothing is left."""
+    def publish(self, wire: Wire, limit_s: float = math.inf) -> bool:
+        """Send what waits; True when nothing is left. Ends after `limit_s`: a long backlog on a slow line must not hold up the lease."""
+        until = time.monotonic() + limit_s
         while self._pending:
-            if not wire.publish(self._pending[0]):
+            if time.monotonic() >= until or not wire.publish(self._pending[0]):
                 return False
             self._pending.popleft()
         return True

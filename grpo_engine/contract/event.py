@@ -107,6 +107,10 @@ def encode_nonfinite(value: Any) -> Any:
     return value
 
 
+WORKER_LOST = "worker_lost"
+"""The reason in a verdict that was written for an engine nobody could reach: if it lives, it deletes nothing and is ended."""
+
+
 class Outcome(Strict):
     """The engine's verdict, `outcome.json`, written once and atomically."""
 

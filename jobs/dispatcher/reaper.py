@@ -2,6 +2,9 @@
 
 Time is monotonic and counted here, so no wall clock that jumps can make a job look lost; while Redis is away, was
 wiped, or this process was asleep, and for one lease time after, nobody is judged.
+
+A worker that is not heard of may live behind a partition and train on. The verdict on it is written where its engine
+writes, before anything is chosen to resume from: from then on the engine deletes no state, and its supervisor ends it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from grpo_engine.contract.event import WORKER_LOST, Outcome
 from jobs.dispatcher.intake import Intake
 from jobs.dispatcher.watch import RedisWatch
 from jobs.ledger import JobRecord, Ledger, Lost
@@ -53,11 +57,18 @@ class Reaper:
                 self._reap(job, gone_for)
 
     def _reap(self, job: JobRecord, gone_for: float) -> None:
-        self._intake.read_file(job)
-        ending = self._ledger.artifacts.outcome(job.id, job.epoch)
-        if ending is None:
-            message = f"The worker of attempt {job.epoch} has not been heard of for {gone_for:.0f} s."
+        message = f"The worker of attempt {job.epoch} has not been heard of for {gone_for:.0f} s."
+        if self._ledger.artifacts.outcome(job.id, job.epoch) is None:
             log.warning("job %s: %s", job.id, message)
-            self._ledger.settle(job.id, job.epoch, Lost(message))
-        else:
-            self._ledger.settle(job.id, job.epoch, ending)
+            self._fence(job, message)
+        self._intake.read_file(job)
+        self._ledger.settle(job.id, job.epoch, self._ledger.artifacts.outcome(job.id, job.epoch) or Lost(message))
+
+    def _fence(self, job: JobRecord, message: str) -> None:
+        verdict = Outcome(
+            status="failed", reason=WORKER_LOST, message=message, retryable=True, last_step=job.step, resume_checkpoint=None
+        )  # fmt: skip
+        try:
+            self._ledger.artifacts.write_outcome(job.id, job.epoch, verdict)
+        except OSError as error:
+            log.error("job %s: attempt %s cannot be told that it is given up: %s", job.id, job.epoch, error)

@@ -86,3 +86,12 @@ def test_a_disk_that_takes_no_events_keeps_the_state_that_can_do_them_again(job:
         monkeypatch.setattr("grpo_engine.events.os.fsync", refuse)
 
     assert states_after_each_step(job, "refused", watch) == [[1], [1, 2], [1, 2, 3], [4]]
+
+
+def test_an_attempt_that_was_given_up_deletes_nothing(job: Path) -> None:
+    """Its worker was taken for dead; the next attempt may be reading any state that lies here."""
+
+    def give_up(log: EventLog) -> None:
+        log.path.with_name("outcome.json").write_text("{}")
+
+    assert states_after_each_step(job, "given-up", give_up) == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]

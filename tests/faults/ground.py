@@ -10,7 +10,7 @@ import dataclasses
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -166,16 +166,23 @@ class Ground(LiveStack):
 
 
 @contextmanager
-def ground(directory: Path, *, scripted: bool = True, **overrides: Any) -> Iterator[Ground]:
-    """A server of its own below `directory`. Call it from the main thread. Afterwards no process of it is left."""
+def ground(
+    directory: Path, *, scripted: bool = True, worker_environment: Callable[[Settings], dict[str, str]] | None = None, **overrides: Any
+) -> Iterator[Ground]:
+    """A server of its own below `directory`. Call it from the main thread. Afterwards no process of it is left.
+
+    `worker_environment` says what the worker's environment has beside the usual.
+    """
     models = directory / "models"
     _make_model(models / MODEL, scripted=scripted)
     settings = Settings(
         data_dir=directory / "data", port=0, model_dir=models, **{**SHORT_TIMES, "stalled_after_s": 4.0, **overrides}
     ).resolved()
     stack = Stack(settings, say=print)
+    worker = stack.children["worker"]
+    if worker_environment is not None:
+        worker.plan = dataclasses.replace(worker.plan, environment={**worker.plan.environment, **worker_environment(stack.settings)})
     if scripted:
-        worker = stack.children["worker"]
         environment = {**worker.plan.environment, "PYTHONPATH": str(HERE.parents[1])}
         command = [sys.executable, str(HERE / "scripted_worker.py")]
         worker.plan = dataclasses.replace(worker.plan, command=command, environment=environment)

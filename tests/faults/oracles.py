@@ -1,8 +1,9 @@
 """The six oracles: what must hold of every job after whatever was done to the server.
 
 O1 the job has ended in a legal state. O2 the metrics hold each step once, from 1 to the last without a hole. O3 at no sampled
-moment did an attempt have two engines, nor a job the engines of two attempts, unless a partition hid one. O4 where it succeeded, weights and numbers are those of a run left alone. O5 no process
-of the job is left. O6 the history explains each transition.
+moment did an attempt have two engines, nor a job the engines of two attempts, unless a partition hid one. O4 where it
+succeeded, weights and numbers are those of a run left alone. O5 no process of the job is left. O6 the history explains each
+transition.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class ScriptedEngine:
         self.emit("checkpoint.saved", self.step, **about)
         if kind == "resume":
             older, self.newest = self.newest, name
-            if older is not None:
+            if older is not None and not (self.run_dir / "outcome.json").exists():
                 shutil.rmtree(parent / older)
 
     def restore(self) -> None:

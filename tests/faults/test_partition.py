@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
-from jobs.settings import bare_environment
+from jobs.settings import Settings, bare_environment
 from tests.faults.ground import HERE, Ground, ground
+from tests.faults.wire import Line
 from tests.stack import wait_for
 
 pytestmark = pytest.mark.faults
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Ground]:
-    """A server that gives up on a silent worker quickly."""
-    with ground(tmp_path, lease_ttl_s=2.0, lost_after_s=8.0, heartbeat_s=0.5) as server:
+def line() -> Iterator[list[Line]]:
+    """The first worker's line to Redis, once there is one."""
+    lines: list[Line] = []
+    yield lines
+    for one in lines:
+        one.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path, line: list[Line]) -> Iterator[Ground]:
+    """A server that gives up on a silent worker quickly, and whose worker reaches Redis through a line of its own."""
+
+    def through_the_line(settings: Settings) -> dict[str, str]:
+        url = urlsplit(settings.redis_url)
+        assert url.port is not None
+        line.append(Line(url.port))
+        return {"GRPO_REDIS_URL": settings.redis_url.replace(f":{url.port}", f":{line[0].port}")}
+
+    with ground(tmp_path, worker_environment=through_the_line, lease_ttl_s=2.0, lost_after_s=4.0, heartbeat_s=0.5) as server:
         yield server
 
 
 @pytest.fixture
 def second_worker(site: Ground) -> Iterator[subprocess.Popen[bytes]]:
-    """Another worker of the same server."""
+    """Another worker of the same server, with a line of its own."""
     environment = {**bare_environment(), **site.settings.to_env(), "GRPO_WORKER_ID": "second", "PYTHONPATH": str(HERE.parents[1])}
     log = site.settings.data_dir / "logs" / "second.log"
     with log.open("ab") as output:
@@ -56,25 +73,49 @@ def test_a_worker_back_from_a_partition_is_fenced(site: Ground, second_worker: s
         first = len([entry for entry, _ in client.xrange(f"grpo:job:{job_id}:events") if entry.startswith("1-")])
         for process in gone:
             process.resume()
-        outcome = wait_for(lambda: site.artifacts.outcome(job_id, 1), "the first attempt to be ended", 30)
-        assert outcome.reason == "superseded"
+        wait_for(lambda: not gone[-1].is_running(), "the first attempt to be ended", 30)
+        outcome = site.artifacts.outcome(job_id, 1)
+        assert outcome is not None
+        assert outcome.reason == "worker_lost"
         job = site.end(job_id, "succeeded", site.like(80), was_hidden=True)
         later = [entry for entry, _ in client.xrange(f"grpo:job:{job_id}:events") if entry.startswith("1-")]
     assert len(later) == first, "the fenced attempt wrote into the stream"
     assert (job.epoch, job.worker_losses) == (2, 1)
 
 
-def test_a_partition_shorter_than_the_limit_costs_nothing(site: Ground) -> None:
-    job_id = site.submit("step_s=0.1", steps=40)
+def test_an_engine_behind_a_partition_trains_on_and_harms_nothing(site: Ground, line: list[Line], request: pytest.FixtureRequest) -> None:
+    """Its worker lives and is heard by nobody. It goes on deleting older states until it learns, on the disk, that it is replaced."""
+    job_id = site.submit("step_s=0.1", steps=150)
     site.reach(job_id, 5)
-    gone = [site.process("worker"), site.pool_child(job_id)]
-    for process in gone:
-        process.send_signal(signal.SIGSTOP)
-    wait_for(lambda: site.ledger and not _lease(site, job_id), "the lease to run out", 30)
-    for process in gone:
-        process.send_signal(signal.SIGCONT)
-    job = site.end(job_id, "succeeded", site.like(40))
+    engine = site.engine(job_id)
+    with line[0].cut():
+        request.getfixturevalue("second_worker")
+        site.reach(job_id, site.written(job_id) + 5)
+        wait_for(lambda: site.job(job_id).epoch == 2 and site.written(job_id, 2) > 5, "the other worker to go on", 60)
+        wait_for(lambda: not engine.is_running(), "the hidden engine to end before the line is whole", 20)
+    job = site.end(job_id, "succeeded", site.like(150), was_hidden=True)
+    assert (job.epoch, job.crashes, job.worker_losses) == (2, 0, 1)
+    rewound = next(event for event in site.ledger.events(job_id).data if event.type == "run.rewound")
+    assert rewound.data["to_step"] > 5, "it went on where the hidden attempt was"
+
+
+def test_a_partition_shorter_than_the_limit_costs_nothing(site: Ground, line: list[Line]) -> None:
+    job_id = site.submit("step_s=0.1", steps=60)
+    site.reach(job_id, 5)
+    with line[0].cut():
+        wait_for(lambda: not _lease(site, job_id), "the lease to run out", 30)
+        before = site.written(job_id)
+        site.reach(job_id, before + 3)
+    job = site.end(job_id, "succeeded", site.like(60))
     assert (job.epoch, job.worker_losses) == (1, 0)
+
+
+def test_half_a_second_of_latency_and_a_tenth_lost_lose_no_attempt(site: Ground, line: list[Line]) -> None:
+    like, before = site.like(30), line[0].pieces
+    line[0].slow(delay_s=0.25, loss=0.1, held_s=0.8)
+    job = site.end(site.submit("step_s=0.2", steps=30), "succeeded", like)
+    assert (job.epoch, job.worker_losses, job.crashes) == (1, 0, 0)
+    assert line[0].pieces > before + 20, "the worker does not use the line"
 
 
 def _lease(site: Ground, job_id: str) -> object:

@@ -386,6 +386,9 @@ def test_a_worker_that_vanished_loses_the_job_to_the_next(room: Room) -> None:
     room.wait(room.settings.lost_after_s + room.settings.lease_ttl_s, lambda: _expire(room, job.id))
     again = room.ledger.get_job(job.id)
     assert (again.epoch, again.worker_losses, again.crashes, again.step) == (2, 1, 0, 1)
+    verdict = room.ledger.artifacts.outcome(job.id, 1)
+    assert verdict is not None, "an engine that lives behind a partition finds it there"
+    assert (verdict.reason, verdict.retryable) == ("worker_lost", True)
 
 
 def test_a_renewed_lease_keeps_the_job(room: Room) -> None:
@@ -432,7 +435,8 @@ def test_an_engine_that_says_nothing_is_called_stalled_until_it_speaks(room: Roo
     attempt.step(1)
     room.publish(attempt)
     room.turn()
-    room.wait(room.settings.stalled_after_s + 1, lambda: room.live.renew_lease(job.id, "w1", 1))
+    silence = max(room.settings.stalled_after_s, room.settings.lost_after_s) * 2
+    room.wait(silence, lambda: room.live.renew_lease(job.id, "w1", 1))
     assert room.ledger.get_job(job.id).status_reason.startswith("Stalled: no step")
     assert (room.state(job.id), room.ledger.get_job(job.id).epoch) == (State.RUNNING, 1)
     other = Room(room.settings)

@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 
 from grpo_engine.contract.error import Unavailable
-from grpo_engine.contract.event import Progress
+from grpo_engine.contract.event import EngineEvent, Progress
+from jobs.artifacts import Artifacts
 from worker import launch
+from worker.attempt import Attempt
 from worker.broker import is_message
 from worker.capabilities import gpus, graders, models, parse_gpus
 from worker.drain import DrainFlag
 from worker.engine import cap_log
 from worker.hearing import Hearing
+from worker.tail import Tail
 from worker.verdict import verdict_on_exit
 from worker.wire import Wire
 
@@ -153,3 +156,26 @@ def test_a_dead_redis_is_asked_less_and_less_often(monkeypatch: pytest.MonkeyPat
 def test_what_is_no_message_is_told_from_one(entry: Any) -> None:
     assert not is_message(entry)
     assert is_message({"body": "W10=", "headers": {}, "properties": {"delivery_tag": "1", "delivery_info": {}}})
+
+
+def test_a_long_backlog_on_a_slow_line_leaves_time_for_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = Attempt(Artifacts(tmp_path), "ftjob-slow", 1)
+    attempt.path.mkdir(parents=True)
+    events = (EngineEvent(epoch=1, seq=seq, time=0.0, type="step.completed", message="") for seq in range(1, 11))
+    attempt.events_path.write_text("".join(event.to_line() + "\n" for event in events))
+    now, sent = 0.0, list[int]()
+
+    class SlowWire(Wire):
+        def publish(self, event: EngineEvent) -> bool:
+            nonlocal now
+            now += 1.0
+            sent.append(event.seq)
+            return True
+
+    monkeypatch.setattr("worker.tail.time.monotonic", lambda: now)
+    tail, wire = Tail(attempt), object.__new__(SlowWire)
+    tail.read()
+    assert not tail.publish(wire, 3.0)
+    assert sent == [1, 2, 3]
+    assert tail.publish(wire)
+    assert sent == list(range(1, 11))

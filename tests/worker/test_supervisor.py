@@ -219,6 +219,19 @@ def test_a_newer_epoch_stops_the_engine_and_silences_it(room: Room, meanwhile: M
     assert room.live.lease(attempt.job_id) is None
 
 
+def test_an_attempt_given_up_on_the_disk_is_ended_where_redis_says_nothing(room: Room, meanwhile: Meanwhile) -> None:
+    attempt = room.job("steps=1000")
+    verdict = Outcome(status="failed", reason="worker_lost", message="not heard of", retryable=True, last_step=1)
+
+    def give_up() -> None:
+        wait_for(lambda: len(room.steps(attempt)) >= 2, "two steps")
+        assert room.artifacts.write_outcome(attempt.job_id, 1, verdict)
+
+    meanwhile(give_up)
+    assert run(room, attempt) == verdict
+    assert room.engines() == []
+
+
 @pytest.mark.parametrize(
     ("script", "reason", "words", "retryable"),
     [
