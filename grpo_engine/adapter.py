@@ -50,20 +50,20 @@ class Adapter:
     """peft's adapter_config.json."""
 
     @torch.no_grad()
-    def merge_into(self, base: PreTrainedModel, module: PreTrainedModel, masters: Mapping[str, Tensor]) -> None:
-        """Add the adapter to the fp32 weights of `base`, freshly read from where the frozen weights of `module` came from.
+    def merge_into(self, base: PreTrainedModel, trained: Mapping[str, Tensor]) -> None:
+        """Add the adapter to the fp32 weights of `base`, freshly read from where the frozen ones among `trained` came from.
 
         Raises OSError when they are not the weights the adapter was trained on.
         """
         weights = dict(base.named_parameters())
-        for name, frozen in module.named_parameters():
-            if name in masters:
+        for name, frozen in trained.items():
+            if ".lora_" in name:
                 continue
             plain = name.replace(".base_layer.", ".")
             if plain not in weights or not torch.equal(weights[plain].to(frozen.dtype), frozen.detach().cpu()):
                 raise OSError(f"{plain} of the base model is not what it was when the run began")
         for layer in self.layers:
-            down_RI, up_OR = (masters[f"{layer}.lora_{side}.{_NAME}.weight"].detach().cpu() for side in "AB")
+            down_RI, up_OR = (trained[f"{layer}.lora_{side}.{_NAME}.weight"].detach().cpu() for side in "AB")
             delta_OI = (up_OR @ down_RI) * self.scale
             is_transposed = isinstance(base.get_submodule(layer), Conv1D)
             weights[f"{layer}.weight"].add_(delta_OI.t() if is_transposed else delta_OI)

@@ -72,6 +72,10 @@ def assemble(dispatch: Dispatch, run_dir: Path, log: EventLog, ranks: Ranks = AL
             gold = open_graders.enter_context(make_grader(grpo.evaluation.grader, means=means))
         policy = _load_policy(dispatch, run_dir, device, log, ranks)
         reference = _load_reference(dispatch, run_dir, policy)
+        if _is_divided(dispatch):
+            policy.divide()
+            if reference is not None:
+                reference.divide(policy)
         evaluator, about = _load_held_out(held_out, policy, gold, dispatch)
         dataset = _load_data(report, policy, dispatch, log, about)
         learner = _learner(dispatch, policy, reference, dataset, grader, evaluator, run_dir)
@@ -88,7 +92,7 @@ def _inside(run_dir: Path, path: str | None) -> Path | None:
 
 
 def _announce_start(log: EventLog, device: Device, ranks: Ranks) -> None:
-    several = {"ranks": ranks.size} if ranks.size > 1 else {}
+    several = {"ranks": ranks.size, "strategy": "ddp" if ranks.mesh is None else "fsdp"} if ranks.size > 1 else {}
     data = {
         **several,
         "device": str(device.device),
@@ -132,24 +136,28 @@ def _load_policy(dispatch: Dispatch, run_dir: Path, device: Device, log: EventLo
             shown_at = time.monotonic()
             log.emit("model.provisioning", f"{what}: {done:,} bytes of {total or 'unknown'}", data={"bytes": done, "total_bytes": total})
 
-    spec = dispatch.spec
+    spec, is_divided = dispatch.spec, _is_divided(dispatch)
     lora, seed = spec.method.grpo.adapter, spec.seed
     if dispatch.model_from is not None:
         folder = _weights_folder(run_dir, dispatch.model_from, "model")
-        policy = load_policy_folder(folder, device, lora=lora, seed=seed, name=spec.model)
+        policy = load_policy_folder(folder, device, lora=lora, seed=seed, name=spec.model, is_divided=is_divided)
     elif spec.model.startswith("ftckpt-"):
         raise ConfigError("the model is a checkpoint and the dispatch names no model_from; add its directory", param="model")
     else:
         cache_dir, model_dir = _cache_dir(dispatch), _model_dir(dispatch)
         if ranks.size > 1:  # fetched once; the others find it in the cache
             ranks.first(lambda: model_folder(spec.model, cache_dir, model_dir, on_progress))
-        policy = load_policy(spec.model, device, cache_dir, model_dir, on_progress, lora=lora, seed=seed)
+        policy = load_policy(spec.model, device, cache_dir, model_dir, on_progress, lora=lora, seed=seed, is_divided=is_divided)
     policy.ranks = ranks
     if set(ranks.gather([policy.sha256])) != {policy.sha256}:
         raise ConfigError("the ranks have read different weights; give every host the same model files", param="model")
     if dispatch.spec.method.grpo.resources.activation_checkpointing:
         policy.set_activation_checkpointing(True)
     return policy
+
+
+def _is_divided(dispatch: Dispatch) -> bool:
+    return dispatch.spec.method.grpo.resources.strategy == "fsdp"
 
 
 def _load_reference(dispatch: Dispatch, run_dir: Path, policy: Policy) -> Reference | None:
@@ -163,10 +171,10 @@ def _load_reference(dispatch: Dispatch, run_dir: Path, policy: Policy) -> Refere
     if dispatch.reference_from is None:
         if grpo.reference.source.startswith("checkpoint:"):
             raise ConfigError("the reference is a checkpoint and the dispatch names no reference_from; add its directory", param=param)
-        return load_reference(policy)
+        return load_reference(policy, is_divided=_is_divided(dispatch))
     folder = _weights_folder(run_dir, dispatch.reference_from, param)
     try:
-        return load_reference(policy, folder)
+        return load_reference(policy, folder, is_divided=_is_divided(dispatch))
     except ValueError as error:
         raise ConfigError(f"{error}; name a checkpoint of the same model", param=param) from error
 
@@ -175,7 +183,7 @@ def _named_reference(dispatch: Dispatch, policy: Policy, name: str, param: str) 
     """A base model as the reference: what a job that goes on from a checkpoint is measured against."""
     try:
         folder = model_folder(name, _cache_dir(dispatch), _model_dir(dispatch), lambda done, total, what: None)
-        return load_reference(policy, folder)
+        return load_reference(policy, folder, is_divided=_is_divided(dispatch))
     except InvalidRequest as error:
         raise ConfigError(error.message, param=param) from error
     except ValueError as error:
@@ -246,7 +254,7 @@ def _learner(
         reference=reference,
         dataset=dataset,
         grader=grader,
-        optimizer=Optimizer(policy.masters, grpo.optimizer),
+        optimizer=Optimizer(policy.masters, grpo.optimizer, policy.sharding),
         rule=rule,
         detectors=Detectors(grpo),
         inbox=CommandInbox(run_dir / COMMANDS_FILE, policy.ranks.first),

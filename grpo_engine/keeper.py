@@ -27,7 +27,7 @@ from grpo_engine.checkpoint import Kind, Manifest
 from grpo_engine.events import EventLog
 from grpo_engine.learner import Learner
 from grpo_engine.outcome import OUTCOME_FILE, CheckpointDamaged
-from grpo_engine.policy import save_published
+from grpo_engine.publish import published_weights, save_published
 
 CHECKPOINTS_DIR = "checkpoints"
 
@@ -103,19 +103,30 @@ class Keeper:
 
     def publish(self) -> bool:
         """Publish the weights as transformers loads them, once a step. Returns whether they are on disk."""
-        learner = self._learner
-        return self._save("published", lambda path: save_published(learner.policy, path))
+        policy = self._learner.policy
+
+        def prepare() -> Callable[[Path], None]:
+            weights = published_weights(policy)
+            return lambda path: save_published(policy, path, weights)
+
+        return self._save("published", prepare)
 
     def save_resume(self, elapsed_s: float) -> bool:
         """Renew the rolling resume state, once a step. Returns whether it is on disk."""
-        resume = self._learner.capture(elapsed_s)
-        return self._save("resume", lambda path: checkpoint.write_resume(path, resume))
 
-    def _save(self, kind: Kind, write: Callable[[Path], None]) -> bool:
+        def prepare() -> Callable[[Path], None]:
+            resume = self._learner.capture(elapsed_s)
+            return lambda path: checkpoint.write_resume(path, resume)
+
+        return self._save("resume", prepare)
+
+    def _save(self, kind: Kind, prepare: Callable[[], Callable[[Path], None]]) -> bool:
+        """`prepare` is an act of all ranks, which may have to bring whole weights together; the first alone writes."""
         learner, started = self._learner, time.perf_counter()
         saved = self._saved[kind]
         if saved and saved[-1].step == learner.step:
             return True
+        write = prepare()
         manifest = learner.ranks.first(lambda: self._write(kind, write))
         self.seconds += time.perf_counter() - started
         if manifest is None:

@@ -68,6 +68,7 @@ class Learner:
         self.guardrails = Guardrails(self.grpo.guardrails)
         sampling, ranks = self.grpo.sampling, self.ranks
         self.memory = token_budget(self.grpo.resources.micro_batch_tokens, ranks.any)
+        self.memory.is_final = self.policy.sharding is not None
         self.sampling_memory = sampling_budget(-(-sampling.prompts_per_step // ranks.size) * sampling.group_size, ranks.any)
 
     @property

@@ -9,7 +9,7 @@ Not here: losses, and anything about rewards.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -229,12 +229,17 @@ class ShortcutCheck:
 @torch.no_grad()
 def check_shortcut(network: Network, rows: Sequence[Row], *, temperature: float, pad_id: int, max_rows: int = 8) -> ShortcutCheck:
     """Compare both forwards on the longest rows of a batch. The caller turns the fast path off with `disable_branching`."""
+    with network.whole():
+        return _check_shortcut(network, rows, temperature, pad_id, max_rows)
+
+
+def _check_shortcut(network: Network, rows: Sequence[Row], temperature: float, pad_id: int, max_rows: int) -> ShortcutCheck:
     tolerance = TOLERANCE[network.dtype]
     if not network.is_branched:
         return ShortcutCheck(False, float("nan"), tolerance, f"the prompt is computed for every completion: {network.why_not_branched}")
     longest = sorted(range(len(rows)), key=lambda i: -len(rows[i][0].token_ids) - len(rows[i][1].token_ids))[:max_rows]
     batch = MicroBatch(sorted(longest), [rows[i] for i in sorted(longest)])
-    plain_network = Network(network.module, is_branched=False)
+    plain_network = replace(network, is_branched=False)
     fast = token_stats(network, batch, temperature=temperature, pad_id=pad_id)
     plain = token_stats(plain_network, batch, temperature=temperature, pad_id=pad_id)
     gap_BT = (fast.logprob_BT - plain.logprob_BT).abs()

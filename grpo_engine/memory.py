@@ -74,6 +74,8 @@ class Budget:
     """What is to be said about it, once."""
     is_short: Callable[[bool], bool] = bool
     """From whether memory ran out in this process to whether it did in any process of the job: all of them halve together."""
+    is_final: bool = False
+    """Whether the first shortage is the end: where every forward is an act of all processes, the others wait in the middle of it."""
 
     def fit(self, work: Callable[[], Result], where: str, clean_up: Callable[[], None] = lambda: None) -> Result:
         """Do the work; when memory runs out, halve the budget, clean up and do it again, once in a run.
@@ -89,9 +91,9 @@ class Budget:
                 if not is_out_of_memory(error):
                     raise
                 trouble = describe(error, f" in {where}")
-                if self.was_halved or self.size < 2:
+                if self.was_halved or self.is_final or self.size < 2:
                     raise self._refusal(error, where) from error
-            if not self.is_short(bool(trouble)):
+            if self.is_final or not self.is_short(bool(trouble)):
                 return cast(Result, result)
             self._halve(trouble or f"out of memory in {where} of another rank")
             result = None

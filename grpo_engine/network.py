@@ -6,7 +6,10 @@ The head is applied by vocabulary.py in tiles; the whole-vocabulary logits of a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +17,9 @@ from transformers import PreTrainedModel
 
 from grpo_engine.attention import BRANCHED, BranchPlan, Plan, UnsupportedAttention
 from grpo_engine.contract.error import InvalidRequest
+
+if TYPE_CHECKING:
+    from grpo_engine.sharding import Sharding
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,23 @@ class Network:
     why_not_lean: str = ""
     """What was wrong with the written-out forward of lean.py; then the module's own serves sampling too."""
     is_lean_checked: bool = False
+    sharding: Sharding | None = None
+    """How the weights are divided over the ranks; None where this process holds all of them."""
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Within, and without gradients, this process holds all weights. An act of all ranks together where weights are divided."""
+        if self.sharding is None:
+            yield
+            return
+        with self.sharding.whole():
+            yield
+
+    def _body(self, **inputs: Any) -> Tensor:
+        if self.sharding is not None:
+            return self.sharding.body(**inputs)
+        hidden: Tensor = self.module.base_model(**inputs).last_hidden_state
+        return hidden
 
     @property
     def device(self) -> torch.device:
@@ -65,17 +88,14 @@ class Network:
         """Final hidden states (N, C) of packed tokens at the given positions, attending as the plan says."""
         # A 4D mask is handed through untouched by transformers for every layer type; the plan replaces it.
         untouched = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids_N.device)
-        outputs = self.module.base_model(
+        hidden = self._body(
             input_ids=ids_N[None], position_ids=positions_N[None], attention_mask=untouched, use_cache=False, branch_plan=plan
         )
-        hidden: Tensor = outputs.last_hidden_state[0]
-        return hidden
+        return hidden[0]
 
     def hidden_padded(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
         """Final hidden states (B, L, C) of right-padded rows through the model's own attention and masks."""
-        outputs = self.module.base_model(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False)
-        hidden: Tensor = outputs.last_hidden_state
-        return hidden
+        return self._body(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False)
 
     def logits(self, hidden_NC: Tensor) -> Tensor:
         """Whole-vocabulary logits, at least fp32; for decoding, where N is small."""

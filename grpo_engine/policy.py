@@ -3,8 +3,8 @@
 In fp32 the module's own parameters are the masters. In mixed precision the module is stored in bf16 and the masters
 stand beside it: each gradient moves to its master in fp32 as soon as backward has made it, and `refresh()` rounds the
 masters into the module after an optimizer step. (Pure bf16 weights would lose updates of lr 1e-6.) With an adapter
-(adapter.py) all this holds for the adapter alone; the base is frozen, in the compute storage, without masters.
-Not here: sharding.
+(adapter.py) all this holds for the adapter alone; the base is frozen, in the compute storage, without masters. With weights that
+are divided over the ranks (sharding.py) the masters are this rank's parts, and what gathers or sets whole weights is an act of all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_engine.adapter import ADAPTER_DIR, Adapter, inject
+from grpo_engine.adapter import Adapter, inject
 from grpo_engine.contract.error import InvalidRequest
 from grpo_engine.contract.job import LoraConfig
 from grpo_engine.device import Device
@@ -29,6 +29,7 @@ from grpo_engine.gguf_model import OnProgress
 from grpo_engine.models import check_folder, model_folder
 from grpo_engine.network import Network, make_network
 from grpo_engine.ranks import ALONE, Ranks
+from grpo_engine.sharding import Sharding
 
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|return|>", "<|END_OF_TURN_TOKEN|>")
 """Tokens that end an assistant's turn; each counts as an end token when the chat template writes it."""
@@ -54,7 +55,7 @@ class Policy:
     device: Device
     folder: Path
     """Where the weights came from."""
-    _config: Any
+    config: Any
     """The configuration as loaded, before dropouts were set to 0."""
     adapter: Adapter | None = None
     """The adapter in the module; None when all weights are trained."""
@@ -67,9 +68,14 @@ class Policy:
         return self.network.module
 
     @property
+    def sharding(self) -> Sharding | None:
+        """How the weights are divided over the ranks; None where every rank holds all of them."""
+        return self.network.sharding
+
+    @property
     def num_parameters(self) -> int:
-        """Trainable numbers."""
-        return sum(master.numel() for master in self.masters.values())
+        """Trainable numbers, those of all ranks together where they are divided."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     @property
     def num_in_memory(self) -> int:
@@ -87,7 +93,10 @@ class Policy:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Round the masters into the computing module. Call after every change of the masters; nothing to do in fp32."""
+        """Bring a change of the masters into the computing module. Call after every change; rounds in mixed precision."""
+        if self.sharding is not None:
+            self.sharding.release()
+            return
         if not self.device.is_mixed:
             return
         for name, parameter in self.network.module.named_parameters():
@@ -101,14 +110,28 @@ class Policy:
             odd = sorted(set(weights) ^ set(self.masters))
             raise ValueError(f"weights do not belong to this model: {', '.join(odd[:5])}")
         for name, master in self.masters.items():
-            if weights[name].shape != master.shape:
-                raise ValueError(f"{name} has shape {tuple(weights[name].shape)} instead of {tuple(master.shape)}")
-            master.copy_(weights[name])
+            shape = master.shape if self.sharding is None else self.sharding.shapes[name]
+            if weights[name].shape != shape:
+                raise ValueError(f"{name} has shape {tuple(weights[name].shape)} instead of {tuple(shape)}")
+            master.copy_(weights[name] if self.sharding is None else self.sharding.own(name, weights[name]))
         self.refresh()
 
     def weights(self) -> dict[str, Tensor]:
-        """The masters, detached but not copied."""
+        """The masters, detached but not copied. Where they are divided: whole copies on the first rank, nothing on the others."""
+        if self.sharding is not None:
+            return self.sharding.gather(self.masters)
         return {name: master.detach() for name, master in self.masters.items()}
+
+    def frozen(self) -> dict[str, Tensor]:
+        """What is not trained, by the module's names; where it is divided, as in `weights`."""
+        if self.sharding is not None:
+            return self.sharding.gather({name: part for name, part in self.sharding.parts.items() if not part.requires_grad})
+        return {name: weight.detach() for name, weight in self.model.named_parameters() if not weight.requires_grad}
+
+    def divide(self) -> None:
+        """Divide weights, gradients and what the optimizer will keep over the ranks. An act of all, before anything is computed."""
+        self.network.sharding = Sharding(self.model, self.ranks, self.device)
+        self.masters = {name: part for name, part in self.network.sharding.parts.items() if part.requires_grad}
 
     def set_activation_checkpointing(self, is_on: bool) -> None:
         """Trade time for memory in the update: activations are recomputed in backward."""
@@ -127,16 +150,20 @@ def load_policy(
     *,
     lora: LoraConfig | None = None,
     seed: int = 0,
+    is_divided: bool = False,
 ) -> Policy:
     """Load a model by name (see models.py) for training: all of it, or with `lora` a fresh adapter drawn from `seed`.
 
+    With `is_divided` it stays in main memory, in fp32 where it is trained, for `Policy.divide`.
     Raises InvalidRequest (param `model`) for a model that cannot be trained here, Unavailable when the Hub is away.
     """
     folder = model_folder(name, cache_dir, model_dir, on_progress or (lambda done, total, what: None))
-    return load_policy_folder(folder, device, lora=lora, seed=seed, name=name)
+    return load_policy_folder(folder, device, lora=lora, seed=seed, name=name, is_divided=is_divided)
 
 
-def load_policy_folder(folder: Path, device: Device, *, lora: LoraConfig | None = None, seed: int = 0, name: str | None = None) -> Policy:
+def load_policy_folder(
+    folder: Path, device: Device, *, lora: LoraConfig | None = None, seed: int = 0, name: str | None = None, is_divided: bool = False
+) -> Policy:
     """Load a model from a folder of safetensors, for example a published checkpoint. `name` is what the adapter calls its base."""
     check_folder(folder)
     module = load_module(folder)
@@ -145,8 +172,9 @@ def load_policy_folder(folder: Path, device: Device, *, lora: LoraConfig | None 
     config = deepcopy(module.config)
     sha256 = weights_sha256(dict(module.named_parameters()))
     adapter = None if lora is None else inject(module, lora, seed=seed, base_name=name or folder.name)
-    module.to(device.device)
-    masters = split_masters(module, device)
+    if not is_divided:
+        module.to(device.device)
+    masters = split_masters(module, device, is_divided=is_divided)
     policy = Policy(
         network=make_network(module),
         masters=masters,
@@ -157,10 +185,10 @@ def load_policy_folder(folder: Path, device: Device, *, lora: LoraConfig | None 
         sha256=sha256,
         device=device,
         folder=folder,
-        _config=config,
+        config=config,
         adapter=adapter,
     )
-    if device.is_mixed:
+    if device.is_mixed and not is_divided:
         _move_gradients(module, masters)
     return policy
 
@@ -189,13 +217,16 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def split_masters(module: PreTrainedModel, device: Device) -> dict[str, nn.Parameter]:
+def split_masters(module: PreTrainedModel, device: Device, *, is_divided: bool = False) -> dict[str, nn.Parameter]:
     """The master weights of all that is trained, by name. In mixed precision the module's parameters become bf16; its buffers
-    stay as they are."""
+    stay as they are. To be divided, what is trained stays as it is: it is rounded whenever it is gathered."""
     if not device.is_mixed:
         return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     masters = {}
     for name, parameter in module.named_parameters():
+        if parameter.requires_grad and is_divided:
+            masters[name] = parameter
+            continue
         if parameter.requires_grad:
             masters[name] = nn.Parameter(parameter.detach())
         parameter.data = parameter.detach().to(device.compute_dtype)
@@ -267,34 +298,3 @@ def _check_vocabulary(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
             "resize the embedding to the tokenizer and save the model again",
             param="model",
         )
-
-
-def save_published(policy: Policy, folder: Path) -> None:
-    """Write weights (fp32), configuration, tokenizer and generation settings into an existing or new folder.
-
-    `AutoModelForCausalLM.from_pretrained(folder)` loads the result as it is. With an adapter the weights are the base's, read
-    anew in fp32, with the adapter merged, and `adapter/` beside them holds the adapter alone, as peft loads it over the base.
-    Raises OSError when the disk refuses or the base is gone. Atomicity is the caller's (checkpoint.py).
-    """
-    module = policy.model if policy.adapter is None else _merged(policy, policy.adapter)
-    masters = policy.masters if policy.adapter is None else {}
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    state = {name: masters.get(names.get(id(value), ""), value).detach() for name, value in module.state_dict(keep_vars=True).items()}
-    module.save_pretrained(folder, state_dict=state)
-    config = deepcopy(policy._config)
-    config.dtype = next(iter(policy.masters.values())).dtype
-    config.architectures = [type(module).__name__]
-    config.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
-    if policy.adapter is not None:
-        policy.adapter.save(folder / ADAPTER_DIR, policy.masters)
-
-
-def _merged(policy: Policy, adapter: Adapter) -> PreTrainedModel:
-    """The bare model in fp32 with the adapter in its weights."""
-    try:
-        base = load_module(policy.folder)
-    except InvalidRequest as error:
-        raise OSError(f"the base model, which the adapter is merged with, cannot be read again: {error}") from error
-    adapter.merge_into(base, policy.model, policy.masters)
-    return base

@@ -50,7 +50,7 @@ def rehearse(learner: Learner, deadline: float, *, clock: Callable[[], float] = 
 
     The whole step is done when it is expected to end before `deadline` (of `clock`). Raises what a step raises.
     """
-    resting = RestingOptimizer(learner.policy.masters, learner.grpo.optimizer)
+    resting = RestingOptimizer(learner.policy.masters, learner.grpo.optimizer, learner.policy.sharding)
     learner.optimizer, before = resting, learner.optimizer
     whole = learner.grpo.sampling.prompts_per_step
     few = min(whole, FEW_GROUPS)

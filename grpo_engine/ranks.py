@@ -4,7 +4,7 @@ Every rank runs the whole loop. It samples and differentiates its own share of a
 (advantages, beta, detectors, dynamic sampling, guardrails) is computed by every rank from the same gathered numbers, and what
 only one process can know (a command, the clock, a grade, whether a file was written) is known by the first and told to the
 others. A job of one process has the same object with every act left out. Not here: who starts the processes
-(rank_processes.py). Left out: sharded weights, and ranks on several hosts.
+(rank_processes.py), and weights that are divided over the ranks (sharding.py).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 from torch.distributed import ProcessGroupGloo
+from torch.distributed.device_mesh import DeviceMesh
 
 from grpo_engine.contract.resources import Resources
 from grpo_engine.device import choose_device, share_threads
@@ -29,6 +30,8 @@ from grpo_engine.rank_processes import LOST, Seat
 Item = TypeVar("Item")
 MEETING = timedelta(minutes=10)
 """How long the first may wait for the last to start: a loaded host is slow to load torch, and that is no silence."""
+BOUND_GLOO = "grpo_gloo"
+"""Name under which torch knows gloo groups that are bound to an interface of our choice."""
 BUCKET_BYTES = 64 * 2**20
 """Gradients travel in pieces of about this size."""
 
@@ -51,6 +54,8 @@ class Ranks:
     """Process group for tensors on the device: NCCL's on GPUs, otherwise `control`."""
     local: int | None = None
     """Number of this process among those of its host, which is the number of its GPU; None in a job of one process."""
+    mesh: Any = None
+    """torch's DeviceMesh over all ranks, for weights that are divided; None where each rank holds all."""
 
     @property
     def is_first(self) -> bool:
@@ -119,6 +124,13 @@ class Ranks:
         for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
+    def to_first(self, tensor: Tensor) -> list[Tensor] | None:
+        """Everybody's tensor, all of one shape and dtype, in rank order: on the first rank; None on the others."""
+        found = [torch.empty_like(tensor) for _ in range(self.size)] if self.is_first else []
+        group = self.control if tensor.device.type == "cpu" else self.data
+        _run(group.gather([found] if found else [], [tensor.contiguous()], _to_first()))
+        return found or None
+
     def _exchange(self, item: Any) -> list[Any]:
         """Everybody's object, in rank order."""
         content = torch.frombuffer(bytearray(pickle.dumps(item)), dtype=torch.uint8)
@@ -147,6 +159,12 @@ def _from_first() -> Any:
     return options
 
 
+def _to_first() -> Any:
+    options = dist.GatherOptions()
+    options.rootRank = 0
+    return options
+
+
 def _run(work: Any) -> None:
     work.wait()
 
@@ -167,14 +185,30 @@ def join(resources: Resources, seat: Seat) -> Ranks:
         control = data = gloo_group(PrefixStore("control", store), seat.rank, seat.size, timeout)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            world = PrefixStore("world", store)
-            dist.init_process_group("nccl", store=world, rank=seat.rank, world_size=seat.size, timeout=timeout)
-            data = dist.group.WORLD
+            data = _world("nccl", store, seat, timeout)
         else:
             share_threads(seat.size)
+        mesh = _mesh(store, seat, timeout, device) if resources.strategy == "fsdp" else None
     except RuntimeError as error:
         raise RankLost(f"the ranks could not meet: {error}") from error
-    return Ranks(seat.rank, seat.size, control, data, seat.rank)
+    return Ranks(seat.rank, seat.size, control, data, seat.rank, mesh)
+
+
+def _world(backend: str, store: Store, seat: Seat, timeout: timedelta) -> Any:
+    """torch's default group, which NCCL and FSDP need."""
+    world = PrefixStore("world", store)
+    dist.init_process_group(backend, store=world, rank=seat.rank, world_size=seat.size, timeout=timeout)
+    return dist.group.WORLD
+
+
+def _mesh(store: Store, seat: Seat, timeout: timedelta, device: torch.device) -> DeviceMesh:
+    """All ranks in a row. On the CPU its group is made here as well, so that it is bound to the same interface as the others."""
+    if device.type == "cpu":
+        dist.Backend.register_backend(BOUND_GLOO, gloo_group, devices=["cpu"])
+        _world(f"cpu:{BOUND_GLOO}", store, seat, timeout)
+    world = dist.group.WORLD
+    assert world is not None, "the default group was just made"
+    return DeviceMesh.from_group(world, device.type)
 
 
 def gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> Any:

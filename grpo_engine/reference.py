@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from grpo_engine.adapter import BaseNetwork, bare_shapes
 from grpo_engine.models import check_folder
 from grpo_engine.network import Network, disable_dropout
 from grpo_engine.policy import Policy, load_module, weights_sha256
+from grpo_engine.sharding import Sharding
 
 
 @dataclass
@@ -42,34 +43,56 @@ class Reference:
         """reference = alpha * policy + (1 - alpha) * reference, computed in fp32 from the policy's masters.
 
         With bf16 storage the result is rounded once; alpha = 1 gives exactly the policy's module. Not for a policy with an
-        adapter, whose reference has no weights of its own (contract/job.py refuses the setting).
+        adapter, whose reference has no weights of its own (contract/job.py refuses the setting). Where weights are divided, those
+        of policy and reference are cut alike.
         """
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self._own().items():
             master = policy.masters[name]
             mixed = master if alpha == 1.0 else master * alpha + parameter.to(master.dtype) * (1 - alpha)
             parameter.copy_(mixed)
-        self.sha256 = weights_sha256(dict(self.model.named_parameters()))
+        weights = self.weights()
+        self.sha256 = policy.ranks.first(lambda: weights_sha256(weights))
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights in their storage dtype, detached but not copied; needed in checkpoints once a sync has happened."""
+        """All weights in their storage dtype, detached but not copied; needed in checkpoints once a sync has happened.
+
+        Where they are divided: whole copies on the first rank, nothing on the others.
+        """
+        if self.network.sharding is not None:
+            return self.network.sharding.gather(self.network.sharding.parts)
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+    def divide(self, policy: Policy) -> None:
+        """Divide the weights over the ranks, after the policy's are. Nothing to do for one that is the policy's own module."""
+        if self.model is policy.model:
+            self.network.sharding = policy.sharding
+        else:
+            self.network.sharding = Sharding(self.model, policy.ranks, policy.device)
+
+    def _own(self) -> dict[str, nn.Parameter]:
+        """What this rank holds of each weight."""
+        return dict(self.model.named_parameters()) if self.network.sharding is None else self.network.sharding.parts
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor], sha256: str) -> None:
         """Restore weights saved from `weights()`. Raises ValueError when they belong to another model."""
-        own = dict(self.model.named_parameters())
-        if set(weights) != set(own) or any(weights[name].shape != own[name].shape for name in own):
+        sharding = self.network.sharding
+        shapes = {name: weight.shape for name, weight in self.model.named_parameters()} if sharding is None else sharding.shapes
+        if {name: weight.shape for name, weight in weights.items()} != shapes:
             raise ValueError("the saved reference does not belong to this model")
-        for name, parameter in own.items():
-            parameter.copy_(weights[name])
+        for name, parameter in self._own().items():
+            parameter.copy_(weights[name] if sharding is None else sharding.own(name, weights[name]))
+        if sharding is not None:
+            sharding.release()
         self.sha256 = sha256
 
 
-def load_reference(policy: Policy, folder: Path | None = None) -> Reference:
+def load_reference(policy: Policy, folder: Path | None = None, *, is_divided: bool = False) -> Reference:
     """Freeze a copy of the policy's present weights, or load the reference from a folder of safetensors. With an adapter and no
     folder: the policy's own module with the adapter switched off.
 
-    Call it before restoring a resume state into the policy, so that the reference is the root of the lineage.
+    Call it before restoring a resume state into the policy, so that the reference is the root of the lineage. With `is_divided` a
+    copy stays in main memory, for `Reference.divide`.
     Raises ValueError when the folder's weights have other names or shapes than the policy's.
     """
     if policy.adapter is not None and folder is None:
@@ -85,11 +108,12 @@ def load_reference(policy: Policy, folder: Path | None = None) -> Reference:
         if bare_shapes(module) != bare_shapes(policy.model):
             raise ValueError(f"the reference in {folder.name} is another architecture than the policy")
     sha256 = weights_sha256(weights)
+    place = torch.device("cpu") if is_divided else policy.device.device
     for parameter in module.parameters():
         parameter.requires_grad_(False)
         parameter.grad = None
-        parameter.data = parameter.data.to(policy.device.device, policy.device.compute_dtype)
-    module.to(policy.device.device)
+        parameter.data = parameter.data.to(place, policy.device.compute_dtype)
+    module.to(place)
     if policy.network.is_branched and folder is not None:
         module.set_attn_implementation(policy.model.config._attn_implementation)
     disable_dropout(module)

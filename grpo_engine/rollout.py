@@ -70,7 +70,8 @@ def sample_groups(
         parts = _parts(mine, numbers, budget.size)
         return [found for part, some in parts for found in _sample(policy, part, some, sampling, seed, step, compact_below)]
 
-    found = budget.fit(work, "sampling", release_cache)
+    with policy.network.whole():
+        found = budget.fit(work, "sampling", release_cache)
     own = [found[at : at + group_size] for at in range(0, len(found), group_size)]
     return [Group(prompt, completions, first_completion) for prompt, completions in zip(prompts, ranks.gather(own), strict=True)]
 

@@ -26,7 +26,9 @@ from grpo_engine.kl import ExactKl, KlTokens, kl_loss_tokens, kl_penalty
 from grpo_engine.learner import Learner
 from grpo_engine.logprob import MicroBatch, TokenStats, rollout_stats, token_stats
 from grpo_engine.loss import Normaliser, PolicyTokens, aggregate, policy_loss_tokens
+from grpo_engine.network import Network
 from grpo_engine.reference import Reference
+from grpo_engine.sharding import IDLE
 from grpo_engine.shares import own_rows, split_again, split_own
 from grpo_engine.step_metrics import Metrics, StepTensors
 from grpo_engine.update_metrics import first_metrics, ratio_metrics
@@ -54,6 +56,8 @@ class Update:
     """The token budget `batches` were split by."""
     own_B: Tensor
     """True for the rows of this rank, which alone are in `batches`."""
+    num_idle: int
+    """How many micro-batches more another rank has, where every forward is an act of all (sharding.py)."""
     reference_states: list[ReferenceStates] | None = None
     """The reference's final hidden states by micro-batch, for exact KL."""
     policy_sum: float = 0.0
@@ -87,8 +91,9 @@ def _prepare(learner: Learner, rollout: Rollout, advantages: Advantages, beta: f
     tensors = StepTensors.create(mask_BT, rollout.sampler_logprob_BT(device).double())
     policy_mask_BT = mask_BT * advantages.policy_keep_PG.reshape(-1, 1).to(mask_BT)
     kl_mask_BT = mask_BT * advantages.kl_keep_PG.reshape(-1, 1).to(mask_BT)
+    batches = split_own(rollout.rows, own, learner.memory.size, policy.network.is_branched)
     update = Update(
-        batches=split_own(rollout.rows, own, learner.memory.size, policy.network.is_branched),
+        batches=batches,
         tensors=tensors,
         advantage=advantages.advantage_PG.flatten().to(device),
         policy_mask_BT=policy_mask_BT,
@@ -98,14 +103,24 @@ def _prepare(learner: Learner, rollout: Rollout, advantages: Advantages, beta: f
         beta=beta,
         micro_batch_tokens=learner.memory.size,
         own_B=torch.tensor([row in own for row in range(len(mask_BT))], device=device),
+        num_idle=learner.ranks.largest(len(batches)) - len(batches) if policy.sharding is not None else 0,
     )
     if learner.reference is None:
         return update
     _refer(learner, learner.reference, update)
-    if grpo.kl.placement != "loss" and update.batches:
-        old, _ = rollout_stats(policy.network, update.batches, temperature=grpo.sampling.temperature, pad_id=policy.pad_id)
-        _keep(tensors.old_logprob_BT, update, old)
+    if grpo.kl.placement != "loss":
+        if update.batches:
+            old, _ = rollout_stats(policy.network, update.batches, temperature=grpo.sampling.temperature, pad_id=policy.pad_id)
+            _keep(tensors.old_logprob_BT, update, old)
+        _idle(policy.network, update)
     return update
+
+
+@torch.no_grad()
+def _idle(network: Network, update: Update) -> None:
+    """Forwards beside those of ranks that have more micro-batches."""
+    for _ in range(update.num_idle):
+        token_stats(network, IDLE, temperature=1.0, pad_id=0)
 
 
 def _keep(into_BT: Tensor, update: Update, stats: TokenStats) -> None:
@@ -130,14 +145,14 @@ def _refer(learner: Learner, reference: Reference, update: Update) -> None:
     tensors.ref_logprob_BT = torch.zeros_like(tensors.mask_BT)
     if is_exact:
         update.reference_states, tensors.exact_kl_BT = [], torch.zeros_like(tensors.mask_BT)
-    if not update.batches:
-        return
-    stats, states = rollout_stats(
-        reference.network, update.batches, temperature=grpo.sampling.temperature, pad_id=policy.pad_id, keep_states=is_exact
-    )
-    _keep(tensors.ref_logprob_BT, update, stats)
-    if is_exact:
-        update.reference_states = states
+    if update.batches:
+        stats, states = rollout_stats(
+            reference.network, update.batches, temperature=grpo.sampling.temperature, pad_id=policy.pad_id, keep_states=is_exact
+        )
+        _keep(tensors.ref_logprob_BT, update, stats)
+        if is_exact:
+            update.reference_states = states
+    _idle(reference.network, update)
 
 
 def optimize(learner: Learner, update: Update, learning_rate: float, metrics: Metrics, *, should_split: bool = False) -> str | None:
@@ -151,7 +166,7 @@ def optimize(learner: Learner, update: Update, learning_rate: float, metrics: Me
             metrics |= _split_backward(learner, update)
         else:
             _differentiate(learner, update, iteration)
-        grad_norm = learner.ranks.first(learner.optimizer.grad_norm)
+        grad_norm = _grad_norm(learner)
         if iteration == 0:
             metrics |= first_metrics(update, learner.grpo.kl.direction)
             metrics["grad_norm/total"] = grad_norm
@@ -164,6 +179,11 @@ def optimize(learner: Learner, update: Update, learning_rate: float, metrics: Me
         learner.policy.refresh()
     learner.optimizer.zero_grad()
     return None
+
+
+def _grad_norm(learner: Learner) -> float:
+    norm = learner.optimizer.grad_norm()
+    return learner.ranks.first(lambda: norm)
 
 
 def _differentiate(learner: Learner, update: Update, iteration: int, term: Term = "both") -> None:
@@ -193,6 +213,9 @@ def run_batches(learner: Learner, update: Update, *, is_first: bool, term: Term 
     update.policy_sum = update.kl_sum = 0.0
     for number in range(len(update.batches)):
         forward_backward(learner, update, number, is_first=is_first, term=term)
+    for _ in range(update.num_idle):
+        nothing = token_stats(learner.policy.network, IDLE, temperature=1.0, pad_id=0).logprob_BT.sum() * 0.0
+        nothing.backward()  # type: ignore[no-untyped-call]
 
 
 def _split_backward(learner: Learner, update: Update) -> Metrics:

@@ -20,8 +20,6 @@ def _unsupported(spec: JobSpec) -> Iterator[tuple[str, str]]:
     grpo, at = spec.method.grpo, "method.grpo"
     if grpo.reference.source == "base" and grpo.adapter is None:
         yield f"{at}.reference.source", "set it to initial: without an adapter these are the weights the job starts from"
-    if grpo.resources.strategy == "fsdp":
-        yield f"{at}.resources.strategy", "set it to ddp: every process then holds all weights"
     if grpo.resources.num_ranks == 1 and grpo.resources.rank_timeout_s != Resources.model_fields["rank_timeout_s"].default:
         yield f"{at}.resources.rank_timeout_s", "leave it out: a job has one process"
     if grpo.grader is not None:

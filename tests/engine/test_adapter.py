@@ -21,7 +21,8 @@ from grpo_engine.device import Device
 from grpo_engine.logprob import MicroBatch, check_shortcut, token_stats
 from grpo_engine.network import Network
 from grpo_engine.outcome import CheckpointDamaged
-from grpo_engine.policy import Policy, load_policy_folder, save_published
+from grpo_engine.policy import Policy, load_policy_folder
+from grpo_engine.publish import save_published
 from grpo_engine.reference import load_reference
 from tests.engine.model_fixtures import SHAPES, largest_kl, ragged_rows, tiny_policy, with_adapter
 from tests.engine.runs import events, make_job, make_spec, outcome, series, train, weights_sha256

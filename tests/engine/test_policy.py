@@ -17,7 +17,8 @@ from grpo_engine.device import Device
 from grpo_engine.gguf_model import SMOLLM2, bundled_folder, bundled_gguf, convert_gguf
 from grpo_engine.logprob import MicroBatch, token_stats
 from grpo_engine.models import model_folder
-from grpo_engine.policy import Policy, load_policy, load_policy_folder, save_published, weights_sha256
+from grpo_engine.policy import Policy, load_policy, load_policy_folder, weights_sha256
+from grpo_engine.publish import save_published
 from tests.engine.model_fixtures import ragged_rows, tiny_policy
 from tests.tiny import SPECIAL, byte_tokenizer, make_model
 

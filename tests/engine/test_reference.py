@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_engine.policy import save_published, weights_sha256
+from grpo_engine.policy import weights_sha256
+from grpo_engine.publish import save_published
 from grpo_engine.reference import load_reference
 from tests.engine.model_fixtures import largest_kl, tiny_policy
 
