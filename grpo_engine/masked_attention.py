@@ -1,9 +1,10 @@
 """softmax(scale * Q K^T + mask) V with an additive mask, forward and backward.
 
-On CUDA this is torch's scaled_dot_product_attention. On the CPU its fused kernel is slow backwards (measured on 32 rows of
-3 heads, 189 queries, 109 keys in bf16: 71 ms backward, 8 ms here), so the products are written out: scores in fp32 (fp64
-for fp64 inputs) from bf16 products, nothing but the inputs saved, scores made again in backward, a few rows at a time so
-that memory stays bounded. Forward is the same with and without gradients, so policy and reference agree bitwise.
+On CUDA this is torch's scaled_dot_product_attention. On the CPU its fused kernel is slow with a mask and short rows (measured on
+32 rows of 3 heads, 189 queries, 109 keys in bf16: 71 ms backward, 8 ms here), so the products are written out: scores in fp32
+(fp64 for fp64 inputs) from bf16 products, nothing but the inputs saved, scores made again in backward, a few rows at a time so
+that memory stays bounded. Forward is the same with and without gradients, so policy and reference agree bitwise. Long rows that
+no window cuts take branch_attention.py.
 
 Shapes: B rows   K heads   Q queries   L keys   D head size.
 """

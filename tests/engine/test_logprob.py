@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
 
+from grpo_engine import attention
 from grpo_engine.attention import BranchPlan
 from grpo_engine.batch import Completion, Prompt
 from grpo_engine.logprob import MicroBatch, check_shortcut, disable_branching, rollout_stats, split_rows, token_stats
@@ -41,9 +42,14 @@ def _gradients(policy: Policy, network: Network, batches: list[MicroBatch]) -> t
     return values, gradients
 
 
+@pytest.mark.parametrize("worth_keys", [0, attention.WORTH_KEYS])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_branched_forward_equals_plain_padded_forward(tmp_path: Path, shape: str, dtype: torch.dtype) -> None:
+def test_branched_forward_equals_plain_padded_forward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, dtype: torch.dtype, worth_keys: int
+) -> None:
+    """By both ways of attending: rows as short as these take the one through masks."""
+    monkeypatch.setattr(attention, "WORTH_KEYS", worth_keys)
     kind, changes = SHAPES[shape]
     policy = tiny_policy(tmp_path, kind, dtype, **changes)
     assert policy.network.is_branched, policy.network.why_not_branched
