@@ -122,7 +122,7 @@ class BranchedDecoder:
             self._own_kv[layer] = pair
 
     def _mask(self, window: int | None, width_S: int) -> tuple[Tensor | None, Tensor | None]:
-        """Which keys are out of reach: (P, 1, 1, 1, S) of the prompt, and (L,) of the completion when a window cuts it."""
+        """Which keys are out of reach: (P, 1, 1, S) of the prompt, to be added, and (L,) of the completion when a window cuts it."""
         if window not in self._masks:
             at_S = torch.arange(width_S, device=self._lengths_P.device)
             length_P1 = self._lengths_P[:, None]
@@ -131,11 +131,15 @@ class BranchedDecoder:
             if window is not None:
                 far_PS = far_PS | (length_P1 + self._length - at_S >= window)
                 own = self._length - torch.arange(self._length + 1, device=at_S.device) >= window
-            self._masks[window] = (far_PS[:, None, None, None] if bool(far_PS.any()) else None, own)
+            added = torch.zeros(far_PS.shape, dtype=self._prompt_kv[0][0].dtype, device=at_S.device).masked_fill_(far_PS, float("-inf"))
+            self._masks[window] = (added[:, None, None] if bool(far_PS.any()) else None, own)
         return self._masks[window]
 
     def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scaling: float, window: int | None) -> Tensor:
-        """Attention of one new token a row: to the group's prompt, and to the row's own past."""
+        """Attention of one new token a row: to the group's prompt, and to the row's own past.
+
+        The prompt counts as one more key of the row, whose score is the log-sum-exp of the scores within it.
+        """
         prompt_key, prompt_value = self._prompt_kv[layer]
         groups, kv_heads, width_S, size = prompt_key.shape
         grid = (groups, self._slots, kv_heads)
@@ -144,21 +148,37 @@ class BranchedDecoder:
         own_value[:, :, :, self._length] = value_NKD.view(*grid, size).transpose(1, 2)
         own_key, own_value = (cache[:, :, :, : self._length + 1].flatten(0, 2) for cache in (own_key, own_value))
         query = query_NHD.reshape(*grid, -1, size).transpose(1, 2).contiguous()  # (P, K, G, R, D)
-        shape = query.shape[:-1]
-        to_prompt = query.view(groups, kv_heads, -1, size) @ prompt_key.transpose(2, 3)
-        to_own = torch.bmm(query.view(-1, shape[3], size).to(own_key.dtype), own_key.transpose(1, 2))
-        scores = torch.cat([to_prompt.view(*shape, width_S), to_own.view(*shape, -1)], 4)
-        scores = (scores.float() if scores.dtype == torch.bfloat16 else scores).mul_(scaling)
+        repeats = query.shape[3]
         far, own_far = self._mask(window, width_S)
-        if far is not None:
-            scores[..., :width_S].masked_fill_(far, float("-inf"))
+        to_prompt = _flash if query.device.type == "cpu" else _written_out
+        from_prompt, lse = to_prompt(query.view(groups, kv_heads, -1, size), prompt_key, prompt_value, far, scaling)
+        to_own = torch.bmm(query.view(-1, repeats, size).to(own_key.dtype), own_key.transpose(1, 2))
+        to_own = (to_own.float() if to_own.dtype == torch.bfloat16 else to_own).mul_(scaling)
         if own_far is not None:
-            scores[..., width_S:].masked_fill_(own_far, float("-inf"))
-        share = torch.softmax(scores, 4)
-        from_prompt = share[..., :width_S].to(query.dtype).reshape(groups, kv_heads, -1, width_S) @ prompt_value
-        from_own = torch.bmm(share.view(-1, shape[3], share.shape[4])[..., width_S:].to(own_value.dtype), own_value)
-        output = from_own.view(*shape, size) + from_prompt.view(*shape, size)
-        return output.transpose(1, 2).to(query.dtype).reshape(query_NHD.shape)
+            to_own.masked_fill_(own_far, float("-inf"))
+        share = torch.softmax(torch.cat([lse.reshape(-1, repeats, 1), to_own], 2), 2)
+        from_own = torch.bmm(share[..., 1:].to(own_value.dtype), own_value)
+        output = torch.addcmul(from_own, share[..., :1], from_prompt.reshape(-1, repeats, size))
+        return output.view(query.shape).transpose(1, 2).to(query.dtype).reshape(query_NHD.shape)
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, far: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
+    """Attention (P, K, Q, D) of queries to their prompt and its log-sum-exp (P, K, Q), by torch's fused kernel of the CPU.
+
+    `far` (P, 1, 1, S) is added to the scores. A prompt all of whose keys are out of reach gives 0 and minus infinity.
+    """
+    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, False, attn_mask=far, scale=scaling)
+    return (output, lse) if far is None else (output, lse.masked_fill(far.amax(3) < 0, float("-inf")))
+
+
+def _written_out(query: Tensor, key: Tensor, value: Tensor, far: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
+    """The same anywhere."""
+    scores = query @ key.transpose(2, 3)
+    scores = (scores.float() if scores.dtype == torch.bfloat16 else scores).mul_(scaling)
+    if far is not None:
+        scores += far
+    lse = scores.logsumexp(3)
+    return (scores - lse[..., None]).exp().nan_to_num().to(value.dtype) @ value, lse
 
 
 class CachedDecoder:
