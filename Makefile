@@ -29,7 +29,7 @@ $(VENV)/run.stamp: $(VENV)/pip.stamp pyproject.toml
 
 # What tests and checks need beside it.
 $(VENV)/dev.stamp: $(VENV)/run.stamp
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,embedded,environments,postgres,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,embedded,environments,postgres,otel,dev]'
 	@touch $@
 
 demo: $(VENV)/run.stamp

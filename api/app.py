@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import APIRouter, Depends, FastAPI
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
 from api import errors
@@ -43,10 +44,12 @@ from api.routes import (
 )
 from api.served_queues import ServedQueues
 from api.sse import StreamLimits, StreamSlots
+from api.tracing import Tracing
 from api.verify import VerifiedFiles
 from grpo_engine.grader import ProcessPool
 from jobs.ledger import open_ledger
 from jobs.live import Live
+from jobs.otel import Otel
 from jobs.settings import Settings
 
 ROUTERS = (
@@ -60,6 +63,7 @@ def create_app(settings: Settings | None = None, *, limits: StreamLimits | None 
     """The application over one data directory, database and Redis. Raises InvalidRequest when the bind would be unsafe."""
     parts = _build(settings or Settings.from_env(), limits)
     require_safe_bind(parts.settings.host, parts.keys)
+    otel = Otel.open(parts.settings, "grpo-api")
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -71,6 +75,8 @@ def create_app(settings: Settings | None = None, *, limits: StreamLimits | None 
         app.state.refused_limit.close()
         parts.live.close()
         parts.ledger.close()
+        if otel is not None:
+            await run_in_threadpool(otel.close)
 
     app = FastAPI(
         title="GRPO training server",
@@ -94,6 +100,7 @@ def create_app(settings: Settings | None = None, *, limits: StreamLimits | None 
     app.include_router(dashboard.router)
     errors.install(app)
     app.add_middleware(BodyLimit, limit=parts.settings.body_limit_bytes, file_limit=parts.settings.file_limit_bytes)
+    app.add_middleware(Tracing, otel=otel, reads=parts.settings.otel_reads)
     app.add_middleware(RequestId)
     return app
 

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from grpo_engine.contract.error import Unavailable
 from jobs import keys
 from jobs.settings import Settings
+from jobs.traces import HEADER, TraceContext
 
 RUN_ATTEMPT = "grpo.run_attempt"
 """Task (job_id, epoch)."""
@@ -82,9 +83,11 @@ class Publisher:
     def __init__(self, settings: Settings) -> None:
         self._app = make_app(settings, socket_timeout_s=settings.redis_timeout_s)
 
-    def enqueue(self, job_id: str, epoch: int, queue: str = CPU_QUEUE) -> None:
-        """Publish (job_id, epoch). Bounded in time; raises Unavailable when the broker does not take it."""
-        self._send(RUN_ATTEMPT, [job_id, epoch], task_id(job_id, epoch), queue)
+    def enqueue(self, job_id: str, epoch: int, queue: str = CPU_QUEUE, trace: TraceContext | None = None) -> None:
+        """Publish (job_id, epoch), and in a header the span the attempt belongs to. Bounded in time; raises Unavailable when the broker
+        does not take it."""
+        headers = {} if trace is None else {HEADER: str(trace)}
+        self._send(RUN_ATTEMPT, [job_id, epoch], task_id(job_id, epoch), queue, headers=headers)
 
     def ask_probe(self, probe_id: str, queue: str) -> None:
         """Publish that a probe's order waits. Bounded in time; raises Unavailable when the broker does not take it."""

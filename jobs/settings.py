@@ -61,6 +61,15 @@ class Settings:
     mlflow_token: str = ""
     """Bearer token for it; empty = none."""
 
+    otel_endpoint: str = ""
+    """OpenTelemetry collector that is sent spans and metrics over OTLP/HTTP, for example http://collector:4318; empty = none."""
+    otel_headers: tuple[str, ...] = ()
+    """Headers for it, `name=value` each."""
+    otel_interval_s: float = 10.0
+    """How often metrics are sent to it."""
+    otel_reads: float = 0.1
+    """Share of the requests that only read that get a span, from 0 to 1. Those that change something, or bring a `traceparent`, do."""
+
     queues: tuple[str, ...] = ("auto",)
     """Celery queues this worker serves; `auto` = grpo-cpu, and grpo-gpu where an NVIDIA GPU is there."""
     worker_id: str = ""
@@ -186,6 +195,12 @@ class Settings:
 
     def remote_graders(self) -> dict[str, Any] | None:
         """What remote graders may do, as contract.grader.RemotePolicy has it; None = none may be called."""
+        if self.otel_endpoint and not self.otel_endpoint.startswith(("http://", "https://")):
+            raise SettingsError("GRPO_OTEL_ENDPOINT must begin with http:// or https://")
+        if any("=" not in header for header in self.otel_headers):
+            raise SettingsError("GRPO_OTEL_HEADERS must be name=value, with commas between several")
+        if not 0 <= self.otel_reads <= 1:
+            raise SettingsError(f"GRPO_OTEL_READS is {self.otel_reads}; give a share from 0 to 1")
         if not self.remote_grader_hosts:
             return None
         secret_file, hosts = str(self.remote_grader_secret_file), list(self.remote_grader_hosts)

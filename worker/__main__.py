@@ -17,6 +17,7 @@ from celery import signals
 from grpo_engine.contract.error import GrpoError
 from jobs.artifacts import Artifacts
 from jobs.live import Live
+from jobs.otel import require_extra
 from jobs.queue import make_app
 from jobs.settings import Settings, SettingsError
 from worker.attempt import Attempt
@@ -40,6 +41,7 @@ def main(engine_command: Sequence[str] = ENGINE_COMMAND, probe_command: Sequence
     """Run until SIGTERM. A running job is drained: it ends its step, saves, and is queued again."""
     try:
         settings = Settings.from_env()
+        require_extra(settings)
     except SettingsError as error:
         sys.exit(f"grpo worker: {error}")
     logging.basicConfig(level=settings.log_level, format=LOG_FORMAT, stream=sys.stderr)

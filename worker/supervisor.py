@@ -26,6 +26,7 @@ from worker.attempt import Attempt
 from worker.drain import DrainFlag
 from worker.engine import ENGINE_COMMAND, Engine
 from worker.processes import SURVIVED_S, CannotEnd
+from worker.spans import AttemptSpans
 from worker.tail import Tail
 from worker.verdict import oom_kills, stopped, verdict_on_exit
 from worker.wire import Wire
@@ -68,6 +69,7 @@ class Supervisor:
         *,
         environment: Mapping[str, str],
         command: Sequence[str] = ENGINE_COMMAND,
+        spans: AttemptSpans | None = None,
     ) -> None:
         self._attempt = attempt
         self._wire = wire
@@ -75,7 +77,7 @@ class Supervisor:
         self._drain = drain
         self._environment = environment
         self._command = command
-        self._tail = Tail(attempt)
+        self._tail = Tail(attempt, None if spans is None else spans.take)
         self._stop = Stop.NONE
         self._stop_since = 0.0
         self._last_signal: signal.Signals | None = None

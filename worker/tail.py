@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 
 from grpo_engine.contract.event import EngineEvent, Progress
 from jobs.event_files import read_events
@@ -23,8 +24,10 @@ log = logging.getLogger(__name__)
 class Tail:
     """Reads one attempt's events as they grow."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: Attempt, listener: Callable[[Sequence[EngineEvent]], None] | None = None) -> None:
+        """`listener` is told each event once, in order."""
         self._attempt = attempt
+        self._listener = listener
         self._offset = 0
         self._last_seq = 0
         self._pending: deque[EngineEvent] = deque()
@@ -48,6 +51,8 @@ class Tail:
             self._last_seq = event.seq
             self._observe(event)
             self._pending.append(event)
+            if self._listener is not None:
+                self._listener([event])
 
     def publish(self, wire: Wire, limit_s: float = math.inf) -> bool:
         """Send what waits; True when nothing is left. Ends after `limit_s`: a long backlog on a slow line must not hold up the lease."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from celery import Celery
 
@@ -24,13 +25,16 @@ from grpo_engine.contract.event import Outcome, Progress
 from jobs.artifacts import Artifacts
 from jobs.live import Live
 from jobs.notices import Notice
+from jobs.otel import Otel
 from jobs.queue import RUN_ATTEMPT
 from jobs.settings import Settings, bare_environment
+from jobs.traces import HEADER, TraceContext, job_span
 from worker.attempt import Attempt
 from worker.drain import DRAIN
 from worker.engine import ENGINE_COMMAND
 from worker.gpus import Assignment, Gpus, NoHealthyGpu
 from worker.processes import CannotEnd
+from worker.spans import AttemptSpans
 from worker.supervisor import Supervisor, Timing
 from worker.tail import progress_of
 from worker.verdict import stopped, supervision_failed
@@ -46,20 +50,24 @@ class NotStarted(Exception):
 def register(app: Celery, settings: Settings, worker_id: str, engine_command: Sequence[str] = ENGINE_COMMAND) -> None:
     """Put the task on the application of a worker process."""
 
-    def run_attempt(job_id: str, epoch: int) -> None:
+    def run_attempt(task: Any, job_id: str, epoch: int) -> None:
         live = Live.connect(settings)
         try:
-            carry_out(job_id, epoch, live, settings, worker_id, engine_command)
+            carry_out(job_id, epoch, live, settings, worker_id, engine_command, trace=task.request.get(HEADER))
         finally:
             live.close()
 
-    app.task(name=RUN_ATTEMPT, ignore_result=True)(run_attempt)
+    app.task(name=RUN_ATTEMPT, ignore_result=True, bind=True)(run_attempt)
 
 
 def carry_out(
-    job_id: str, epoch: int, live: Live, settings: Settings, worker_id: str, engine_command: Sequence[str] = ENGINE_COMMAND
-) -> Outcome | None:
-    """Claim and run one attempt; None when it is not this worker's to run. Raises NotStarted when it cannot run here yet."""
+    job_id: str, epoch: int, live: Live, settings: Settings, worker_id: str, engine_command: Sequence[str] = ENGINE_COMMAND,
+    *, trace: str | None = None,
+) -> Outcome | None:  # fmt: skip
+    """Claim and run one attempt; None when it is not this worker's to run. Raises NotStarted when it cannot run here yet.
+
+    `trace`: the `traceparent` its message came with.
+    """
     artifacts = Artifacts(settings.data_dir)
     attempt = Attempt(artifacts, job_id, epoch)
     if attempt.is_claimed:
@@ -85,8 +93,11 @@ def carry_out(
         if early is not None:
             return attempt.settle(early)
         attempt.write_dispatch(dispatch)
-        with _sigterm_drains():
-            outcome = Supervisor(attempt, wire, _timing(settings), DRAIN, environment=assigned.environment, command=engine_command).run()
+        with _sigterm_drains(), _traced(attempt, settings, dispatch, worker_id, trace) as spans:
+            supervisor = Supervisor(
+                attempt, wire, _timing(settings), DRAIN, environment=assigned.environment, command=engine_command, spans=spans
+            )
+            outcome = supervisor.run()
         _report_quarantine(attempt, live, worker_id, _judge(gpus, assigned, outcome), outcome.message)
         return outcome
     except BaseException as error:
@@ -189,6 +200,23 @@ def _timing(settings: Settings) -> Timing:
 
 @contextmanager
 def _sigterm_drains() -> Iterator[None]:
+@contextmanager
+def _traced(attempt: Attempt, settings: Settings, dispatch: Dispatch, worker_id: str, trace: str | None) -> Iterator[AttemptSpans | None]:
+    """The attempt's span around its supervision; None when OpenTelemetry is off."""
+    otel = Otel.open(settings, "grpo-worker", worker_id)
+    if otel is None:
+        yield None
+        return
+    parent = TraceContext.parse(trace if isinstance(trace, str) else None) or job_span(attempt.job_id, None)
+    spans = AttemptSpans(otel, attempt.job_id, attempt.epoch, parent, worker=worker_id, model=dispatch.spec.model)
+    try:
+        yield spans
+    except BaseException as error:
+        spans.end(attempt.outcome(), error)
+        raise
+    spans.end(attempt.outcome())
+
+
     """While an engine runs, the first SIGTERM to this process means drain, the second ends it (and the engine) now."""
 
     def leave(signum: int, frame: FrameType | None) -> None:

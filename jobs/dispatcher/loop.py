@@ -21,11 +21,13 @@ from jobs.dispatcher.reaper import Reaper
 from jobs.dispatcher.retention import Retention
 from jobs.dispatcher.stall import StallWatch
 from jobs.dispatcher.watch import RedisWatch
+from jobs.exporters.job_spans import JobSpans
 from jobs.exporters.mlflow import MlflowExporter
 from jobs.ledger import JobRecord, Ledger, open_ledger
 from jobs.ledger.attempts import LIVE_STATES
 from jobs.lifecycle import State
 from jobs.live import Live
+from jobs.otel import Otel
 from jobs.queue import Publisher
 from jobs.settings import Settings, SettingsError
 
@@ -47,7 +49,8 @@ class Dispatcher:
         self.watch = RedisWatch(ledger, live, settings, monotonic)
         self._intake = Intake(ledger, live, settings, monotonic)
         self._mirror = Mirror(ledger, live, settings, self.watch, monotonic)
-        self._outbox = Outbox(ledger, live, Publisher(settings), settings, self._intake, self.watch, monotonic)
+        self._spans = JobSpans(ledger, Otel.open(settings, "grpo-dispatcher"), monotonic)
+        self._outbox = Outbox(ledger, live, Publisher(settings), settings, self._intake, self.watch, self._spans, monotonic)
         self._reaper = Reaper(ledger, live, settings, self._intake, self.watch, monotonic)
         self._retention = Retention(ledger)
         self._courier = Courier(ledger, settings, monotonic)
@@ -78,6 +81,7 @@ class Dispatcher:
         """Let go of everything."""
         self._courier.close()
         self._mlflow.close()
+        self._spans.close()
         self._outbox.close()
         self._live.close()
         self._ledger.close()
@@ -100,6 +104,7 @@ class Dispatcher:
         self._guard("the stall watch", lambda: self._stall.look(active))
         self._guard("webhooks", self._courier.turn)
         self._guard("MLflow", self._mlflow.turn)
+        self._guard("OpenTelemetry", self._spans.turn)
         self._intake.forget(active)
         self._retire(active)
 
@@ -150,7 +155,7 @@ def main() -> None:
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         dispatcher = Dispatcher.open(settings)
-    except (DatabaseDamaged, Unavailable) as error:
+    except (DatabaseDamaged, SettingsError, Unavailable) as error:
         sys.exit(f"grpo dispatcher: {error}")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: dispatcher.stop())

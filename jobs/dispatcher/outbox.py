@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from jobs.dispatcher.intake import Intake, dispatch_json
 from jobs.dispatcher.resume import ResumeChooser
 from jobs.dispatcher.watch import RedisWatch
+from jobs.exporters.job_spans import JobSpans
 from jobs.ledger import JobRecord, Ledger
 from jobs.ledger.attempts import MAX_BACKOFF_S
 from jobs.lifecycle import State, Wanted
@@ -23,7 +24,7 @@ class Outbox:
     """Dispatch and publication."""
 
     def __init__(
-        self, ledger: Ledger, live: Live, publisher: Publisher, settings: Settings, intake: Intake, watch: RedisWatch,
+        self, ledger: Ledger, live: Live, publisher: Publisher, settings: Settings, intake: Intake, watch: RedisWatch, spans: JobSpans,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._ledger = ledger
@@ -32,6 +33,7 @@ class Outbox:
         self._settings = settings
         self._intake = intake
         self._watch = watch
+        self._spans = spans
         self._monotonic = monotonic
         self._resume = ResumeChooser(ledger)
         self._asked_at: dict[tuple[str, int], float] = {}
@@ -61,7 +63,8 @@ class Outbox:
         """Leave the dispatch in Redis, then the hint in the queue. Raises Unavailable; the next turn tries again."""
         self._live.put_dispatch(job.id, job.epoch, dispatch_json(job))
         self._live.set_wanted(job.id, job.epoch, Wanted.RUN)
-        self._publisher.enqueue(job.id, job.epoch, job.queue)
+        with self._spans.publication(job) as trace:
+            self._publisher.enqueue(job.id, job.epoch, job.queue, trace)
         self._ledger.mark_published(job.id, job.epoch)
         self._asked_at[job.id, job.epoch] = self._monotonic()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +13,8 @@ from jobs.ledger.book import Book, LostRace
 from jobs.ledger.records import JobRecord
 from jobs.lifecycle import State, Wanted
 from jobs.notices import Notice
-from jobs.tables import commands, jobs
+from jobs.tables import commands, job_events, jobs
+from jobs.traces import HEADER, TraceContext, job_span
 
 MAX_BACKOFF_S = 300.0
 LIVE_STATES = frozenset({State.DISPATCHED, State.RUNNING, State.STOPPING})
@@ -46,12 +48,14 @@ class AttemptBook(Book):
             job = self._job(connection, job_id, lock=True)
             if job.state is not State.QUEUED or job.epoch != from_epoch:
                 return None
+            origin = self.origin(connection, job_id)
+            trace = {} if origin is None else {HEADER: str(job_span(job_id, origin))}
             start = "from the start" if resume_step is None else f"from step {resume_step}"
             self._move(
                 connection, job, State.DISPATCHED, f"Attempt {job.epoch + 1} waits for a worker, {start}.",
                 wanted=Wanted.RUN, epoch=job.epoch + 1, dispatched_at=self.clock(), published_at=None, activity="",
                 ingested_epoch=job.epoch + 1, ingested_seq=0,
-                resume_from=resume_from, data={"resume_step": resume_step, "resume_from": resume_from},
+                resume_from=resume_from, data={"resume_step": resume_step, "resume_from": resume_from, **trace},
             )  # fmt: skip
             if resume_step is None:
                 connection.execute(
@@ -60,6 +64,17 @@ class AttemptBook(Book):
                     .values(status="pending", answered_at=None, effective_step=None)
                 )
             return self._job(connection, job_id)
+
+    def trace_of(self, job_id: str) -> TraceContext:
+        """The job's span, of which everything that happens to it is a part."""
+        with self.database.read() as connection:
+            return job_span(job_id, self.origin(connection, job_id))
+
+    def origin(self, connection: sa.Connection, job_id: str) -> TraceContext | None:
+        """The span of the request that created the job; None when nobody traced it."""
+        first = sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.type == "job.created")
+        text = connection.execute(first.order_by(job_events.c.id).limit(1)).scalar_one_or_none()
+        return None if text is None else TraceContext.parse(json.loads(text).get(HEADER))
 
     def mark_published(self, job_id: str, epoch: int) -> None:
         """The broker took the attempt's message."""

@@ -21,6 +21,7 @@ from jobs.ledger.spelling import canonical_json, new_id
 from jobs.lifecycle import State, Wanted
 from jobs.queue import queue_of
 from jobs.tables import idempotency_keys, job_metadata, jobs
+from jobs.traces import CURRENT, HEADER
 from jobs.weights import WeightsInput, link_weights
 
 
@@ -162,7 +163,9 @@ class CreationBook(LineageBook):
                     scope=idempotency.scope, key=idempotency.key, body_sha256=idempotency.body_sha256, job_id=job_id, created_at=now
                 )
             )
-        self._note(connection, job_id, "job.created", "The job was accepted.")
+        origin = CURRENT.get()
+        data = None if origin is None else {HEADER: str(origin)}
+        self._note(connection, job_id, "job.created", "The job was accepted.", data=data)
 
 
 def spec_json(spec: JobSpec) -> str:
