@@ -43,15 +43,15 @@ def main(argv: list[str] | None = None) -> int:
     run_dir, seat = options.run_dir.resolve(), seat_of(options)
     if seat is not None:
         die_with(options.parent)
-    refusal = _refusal(run_dir) if seat is None else None
+    refusal = _refusal(run_dir, options.host) if seat is None else None
     if refusal is not None:
         sys.stderr.write(f"grpo_engine: {refusal}\n")
         return EXIT_CONFIG
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return run(run_dir, seat)
+    return run(run_dir, seat) if seat is not None or options.host == 0 else join_in(run_dir, options.host, options.interface)
 
 
-def _refusal(run_dir: Path) -> str | None:
+def _refusal(run_dir: Path, host: int) -> str | None:
     if not run_dir.is_dir():
         return f"{run_dir} is not a directory"
     if not (run_dir / DISPATCH_FILE).is_file():
@@ -59,7 +59,7 @@ def _refusal(run_dir: Path) -> str | None:
     if (run_dir / OUTCOME_FILE).exists():
         return f"{run_dir} already holds {OUTCOME_FILE}: this attempt is over; use a new directory, with resume_from to continue it"
     events = run_dir / EVENTS_FILE
-    if events.exists() and events.stat().st_size > 0:
+    if host == 0 and events.exists() and events.stat().st_size > 0:
         return f"{run_dir} already holds the events of an attempt; use a new directory, with resume_from to continue it"
     return None
 
@@ -72,7 +72,7 @@ def run(run_dir: Path, seat: Seat | None = None) -> int:
         dispatch = read_dispatch(run_dir / DISPATCH_FILE)
         resources = dispatch.spec.method.grpo.resources
         if resources.num_ranks > 1 and seat is None:
-            return run_ranks(run_dir, resources.num_ranks)
+            return run_ranks(run_dir, resources.num_ranks, dispatch.hosts)
         ranks = None if seat is None else _join(resources, seat)
         rank = 0 if seat is None else seat.rank
         log = EventLog(run_dir / EVENTS_FILE, dispatch.epoch) if rank == 0 else SilentLog(dispatch.epoch)
@@ -92,6 +92,18 @@ def run(run_dir: Path, seat: Seat | None = None) -> int:
     log.close()
     write_outcome(run_dir, outcome)
     return exit_code(outcome)
+
+
+def join_in(run_dir: Path, host: int, interface: str | None) -> int:
+    """Run the ranks of another host than the first, of an attempt that is begun or about to be. Returns the exit code."""
+    try:
+        dispatch = read_dispatch(run_dir / DISPATCH_FILE)
+        if dispatch.hosts is None:
+            raise ConfigError(f"{DISPATCH_FILE} names no hosts: all ranks of this job run on the worker's")
+        return run_ranks(run_dir, dispatch.spec.method.grpo.resources.num_ranks, dispatch.hosts, host, interface)
+    except (GrpoError, RunFailure) as error:
+        sys.stderr.write(f"grpo_engine: {error.message}\n")
+        return EXIT_CONFIG
 
 
 def _join(resources: Resources, seat: Seat) -> Ranks:

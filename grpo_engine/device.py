@@ -37,16 +37,17 @@ class Device:
         return "bf16" if self.is_mixed else "fp32"
 
 
-def choose_device(resources: Resources, local: int | None = None) -> Device:
+def choose_device(resources: Resources, local: int | None = None, hosts: int = 1) -> Device:
     """Pick device and compute dtype. `local` is this process's number among the job's on this host; None when it is alone.
+    Over several hosts each gives an equal part of the job's GPUs.
 
     `auto` takes CUDA when torch sees a GPU (so `CUDA_VISIBLE_DEVICES` is respected), otherwise the CPU.
     Raises InvalidRequest when the job asks for hardware that is not there.
     """
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if resources.gpus > visible:
+    if (needed := resources.gpus // hosts) > visible:
         raise InvalidRequest(
-            f"{resources.gpus} GPUs were asked for and torch sees {visible} on this machine; lower resources.gpus "
+            f"{needed} GPUs were asked for and torch sees {visible} on this machine; lower resources.gpus "
             "or send the job to a worker that has them",
             param="method.grpo.resources.gpus",
         )

@@ -13,19 +13,20 @@ import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore, PrefixStore, Store
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.device_mesh import DeviceMesh
 
 from grpo_engine.contract.resources import Resources
 from grpo_engine.device import choose_device, share_threads
 from grpo_engine.outcome import RunFailure
-from grpo_engine.rank_processes import LOST, Seat
+from grpo_engine.rank_processes import LOOPBACK, LOST, Seat
 
 Item = TypeVar("Item")
 MEETING = timedelta(minutes=10)
@@ -54,6 +55,8 @@ class Ranks:
     """Process group for tensors on the device: NCCL's on GPUs, otherwise `control`."""
     local: int | None = None
     """Number of this process among those of its host, which is the number of its GPU; None in a job of one process."""
+    hosts: int = 1
+    """Hosts the job's processes run on, as many on each."""
     mesh: Any = None
     """torch's DeviceMesh over all ranks, for weights that are divided; None where each rank holds all."""
 
@@ -170,28 +173,38 @@ def _run(work: Any) -> None:
 
 
 def join(resources: Resources, seat: Seat) -> Ranks:
-    """Meet the other ranks of the job, on this host; everything is bound to loopback. Blocks until all are there.
+    """Meet the other ranks of the job; on one host everything is bound to loopback. Blocks until all are there.
 
     Raises RankLost when they do not come within `MEETING` (or `resources.rank_timeout_s`, if that is longer), InvalidRequest when
     there are not enough GPUs.
     """
-    device = choose_device(resources, seat.rank).device
+    device = choose_device(resources, seat.local, seat.hosts).device
     timeout = timedelta(seconds=resources.rank_timeout_s)
+    group = partial(gloo_group, interface=seat.interface)
     try:
-        store = FileStore(seat.meet, seat.size)
-        store.set_timeout(max(timeout, MEETING))
+        store = _store(seat, max(timeout, MEETING))
         store.set(f"here-{seat.rank}", "1")
         store.wait([f"here-{rank}" for rank in range(seat.size)])
-        control = data = gloo_group(PrefixStore("control", store), seat.rank, seat.size, timeout)
+        control = data = group(PrefixStore("control", store), seat.rank, seat.size, timeout)
         if device.type == "cuda":
             torch.cuda.set_device(device)
             data = _world("nccl", store, seat, timeout)
         else:
-            share_threads(seat.size)
-        mesh = _mesh(store, seat, timeout, device) if resources.strategy == "fsdp" else None
+            share_threads(seat.here)
+        mesh = _mesh(store, seat, timeout, device, group) if resources.strategy == "fsdp" else None
     except RuntimeError as error:
         raise RankLost(f"the ranks could not meet: {error}") from error
-    return Ranks(seat.rank, seat.size, control, data, seat.rank, mesh)
+    return Ranks(seat.rank, seat.size, control, data, seat.local, seat.hosts, mesh)
+
+
+def _store(seat: Seat, timeout: timedelta) -> Store:
+    """Where the ranks find each other. Over several hosts the first rank serves it on all its addresses, to anybody."""
+    if seat.hosts == 1:
+        store: Store = FileStore(seat.meet, seat.size)
+        store.set_timeout(timeout)
+        return store
+    host, port = seat.meet.rsplit(":", 1)
+    return TCPStore(host.strip("[]"), int(port), seat.size, seat.rank == 0, timeout, wait_for_workers=False)
 
 
 def _world(backend: str, store: Store, seat: Seat, timeout: timedelta) -> Any:
@@ -201,20 +214,21 @@ def _world(backend: str, store: Store, seat: Seat, timeout: timedelta) -> Any:
     return dist.group.WORLD
 
 
-def _mesh(store: Store, seat: Seat, timeout: timedelta, device: torch.device) -> DeviceMesh:
+def _mesh(store: Store, seat: Seat, timeout: timedelta, device: torch.device, group: Callable[..., Any]) -> DeviceMesh:
     """All ranks in a row. On the CPU its group is made here as well, so that it is bound to the same interface as the others."""
     if device.type == "cpu":
-        dist.Backend.register_backend(BOUND_GLOO, gloo_group, devices=["cpu"])
+        dist.Backend.register_backend(BOUND_GLOO, group, devices=["cpu"])
         _world(f"cpu:{BOUND_GLOO}", store, seat, timeout)
     world = dist.group.WORLD
     assert world is not None, "the default group was just made"
     return DeviceMesh.from_group(world, device.type)
 
 
-def gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
-    """A gloo group on loopback, beside torch's global default group."""
+def gloo_group(store: Store, rank: int, size: int, timeout: timedelta, interface: str = LOOPBACK) -> Any:
+    """A gloo group bound to one interface, given by its name or an address of it, beside torch's global default group."""
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    is_address = "." in interface or ":" in interface
+    options._devices = [ProcessGroupGloo.create_device(**{"hostname" if is_address else "interface": interface})]
     options._timeout = timeout
     store.set_timeout(timeout)
     return ProcessGroupGloo(store, rank, size, options)

@@ -77,6 +77,13 @@ class Settings:
     slots: int = 1
     """Jobs this worker runs at once."""
 
+    rank_hosts: int = 1
+    """Hosts over which this worker's jobs of several processes run, as many processes on each; the operator starts those of the others."""
+    rank_address: str = ""
+    """`host:port` of this host at which the processes of such a job meet; needed with several hosts."""
+    rank_interface: str = ""
+    """Network interface, or an address of it, over which they talk on the CPU; needed with several hosts."""
+
     deaf_after_s: float = 120.0
     """An idle worker that takes nothing from a queue that is not empty for this long starts itself anew."""
 
@@ -188,23 +195,33 @@ class Settings:
             raise SettingsError("GRPO_RATE_LIMIT_PER_MINUTE and GRPO_REFUSED_LIMIT_PER_MINUTE must be 0 (no limit) or more")
         if self.mlflow_url and not self.mlflow_url.startswith(("http://", "https://")):
             raise SettingsError("GRPO_MLFLOW_URL must begin with http:// or https://")
-        if self.remote_grader_hosts and self.remote_grader_secret_file is None:
-            raise SettingsError("GRPO_REMOTE_GRADER_HOSTS needs GRPO_REMOTE_GRADER_SECRET_FILE, the file of secrets that sign the requests")
-        if not 0 <= self.port <= 65535:
-            raise SettingsError(f"GRPO_PORT is {self.port}; give a port from 0 to 65535")
-
-    def remote_graders(self) -> dict[str, Any] | None:
-        """What remote graders may do, as contract.grader.RemotePolicy has it; None = none may be called."""
         if self.otel_endpoint and not self.otel_endpoint.startswith(("http://", "https://")):
             raise SettingsError("GRPO_OTEL_ENDPOINT must begin with http:// or https://")
         if any("=" not in header for header in self.otel_headers):
             raise SettingsError("GRPO_OTEL_HEADERS must be name=value, with commas between several")
         if not 0 <= self.otel_reads <= 1:
             raise SettingsError(f"GRPO_OTEL_READS is {self.otel_reads}; give a share from 0 to 1")
+        if self.remote_grader_hosts and self.remote_grader_secret_file is None:
+            raise SettingsError("GRPO_REMOTE_GRADER_HOSTS needs GRPO_REMOTE_GRADER_SECRET_FILE, the file of secrets that sign the requests")
+        if self.rank_hosts < 1 or (self.rank_hosts > 1) != bool(self.rank_address and self.rank_interface):
+            raise SettingsError("GRPO_RANK_HOSTS of 2 and more, GRPO_RANK_ADDRESS and GRPO_RANK_INTERFACE belong together: set all or none")
+        if self.rank_address and not self.rank_address.rpartition(":")[2].isdigit():
+            raise SettingsError(f"GRPO_RANK_ADDRESS is {self.rank_address!r}; give host:port")
+        if not 0 <= self.port <= 65535:
+            raise SettingsError(f"GRPO_PORT is {self.port}; give a port from 0 to 65535")
+
+    def remote_graders(self) -> dict[str, Any] | None:
+        """What remote graders may do, as contract.grader.RemotePolicy has it; None = none may be called."""
         if not self.remote_grader_hosts:
             return None
         secret_file, hosts = str(self.remote_grader_secret_file), list(self.remote_grader_hosts)
         return {"hosts": hosts, "secret_file": secret_file, "allow_private": self.remote_grader_allow_private}
+
+    def ranks_over_hosts(self) -> dict[str, Any] | None:
+        """How the processes of a job meet over several hosts, as contract.command.Hosts has it; None = all run on this host."""
+        if self.rank_hosts == 1:
+            return None
+        return {"count": self.rank_hosts, "address": self.rank_address, "interface": self.rank_interface}
 
     def to_env(self) -> dict[str, str]:
         """The variables that make `from_env` return these settings, for child processes."""

@@ -77,10 +77,10 @@ class Gpus:
         self._path = data_dir / "gpus" / f"{host or socket.gethostname()}.json"
         self._listing = listing
 
-    def assign(self, environment: Mapping[str, str], resources: Resources) -> Assignment:
-        """What an engine with these needs may use. Raises NoHealthyGpu."""
+    def assign(self, environment: Mapping[str, str], resources: Resources, hosts: int = 1) -> Assignment:
+        """What an engine with these needs, of which this host bears an equal part, may use. Raises NoHealthyGpu."""
         devices = self._visible(environment) if resources.device != "cpu" and resources.cpu_ranks == 1 else []
-        count = max(1, resources.gpus)
+        count = max(1, resources.gpus // hosts)
         bad = set(self.quarantined()).intersection(devices)
         if not bad:
             return Assignment(dict(environment), tuple(devices[:count]))

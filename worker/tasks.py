@@ -80,7 +80,7 @@ def carry_out(
     dispatch = read_dispatch(attempt, live, artifacts, settings)
     gpus = Gpus(settings.data_dir)
     try:
-        assigned = gpus.assign(bare_environment(), dispatch.spec.method.grpo.resources)
+        assigned = gpus.assign(bare_environment(), dispatch.spec.method.grpo.resources, settings.rank_hosts)
     except NoHealthyGpu as error:
         raise NotStarted(f"{attempt} is left to another worker: {error}; release one with `python -m worker.gpus`") from error
     if not attempt.claim(worker_id):
@@ -167,8 +167,10 @@ def read_dispatch(attempt: Attempt, live: Live, artifacts: Artifacts, settings: 
     }
     model_dir = None if settings.model_dir is None else str(settings.model_dir)
     place = {"job_id": attempt.job_id, "epoch": attempt.epoch, "cache_dir": str(artifacts.cache_dir), "model_dir": model_dir,
-             "remote_graders": settings.remote_graders()}  # fmt: skip
-    return Dispatch.model_validate_json(json.dumps({**note, **paths, **place}))
+             "remote_graders": settings.remote_graders(), "hosts": settings.ranks_over_hosts()}  # fmt: skip
+    dispatch = Dispatch.model_validate_json(json.dumps({**note, **paths, **place}))
+    has_ranks = dispatch.spec.method.grpo.resources.num_ranks > 1
+    return dispatch if has_ranks else dispatch.model_copy(update={"hosts": None})
 
 
 def _inside(job_dir: Path, relative: str, jobs_dir: Path) -> Path:
@@ -199,8 +201,6 @@ def _timing(settings: Settings) -> Timing:
 
 
 @contextmanager
-def _sigterm_drains() -> Iterator[None]:
-@contextmanager
 def _traced(attempt: Attempt, settings: Settings, dispatch: Dispatch, worker_id: str, trace: str | None) -> Iterator[AttemptSpans | None]:
     """The attempt's span around its supervision; None when OpenTelemetry is off."""
     otel = Otel.open(settings, "grpo-worker", worker_id)
@@ -217,6 +217,8 @@ def _traced(attempt: Attempt, settings: Settings, dispatch: Dispatch, worker_id:
     spans.end(attempt.outcome())
 
 
+@contextmanager
+def _sigterm_drains() -> Iterator[None]:
     """While an engine runs, the first SIGTERM to this process means drain, the second ends it (and the engine) now."""
 
     def leave(signum: int, frame: FrameType | None) -> None:

@@ -11,6 +11,17 @@ from grpo_engine.contract.grader import RemotePolicy
 from grpo_engine.contract.job import JobSpec
 
 
+class Hosts(Strict):
+    """Where the ranks of a job meet when they run on several hosts, which share the attempt directory."""
+
+    count: Annotated[int, Field(ge=2, le=256)]
+    """Hosts; each runs as many ranks. The first is the one the worker's engine runs on."""
+    address: Annotated[str, Field(pattern=r"^\[?[A-Za-z0-9._:-]+\]?:[1-9][0-9]{0,4}$")]
+    """`host:port` at which the first rank listens for the others."""
+    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
+    """Network interface, or address of it, over which the ranks talk on the CPU; each host may be told another one."""
+
+
 class Dispatch(Strict):
     """`dispatch.json` in the attempt directory: everything the engine needs. Paths are absolute or relative to it."""
 
@@ -31,6 +42,8 @@ class Dispatch(Strict):
     """Folder below which local models may be named; null = any local folder."""
     remote_graders: RemotePolicy | None = None
     """What remote graders may do; null = none may be called."""
+    hosts: Hosts | None = None
+    """For a job of several ranks; null = all of them run on this host."""
 
 
 class Command(Strict):

@@ -18,7 +18,8 @@ class Resources(Strict):
     cpu_ranks: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes on the CPU that divide the groups of a step among them, as several GPUs would. Not together with `gpus`."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """With several processes: `ddp` holds all weights in each; `fsdp` divides weights, gradients and optimizer state."""
+    """With several processes: `ddp` holds all weights in each; `fsdp` divides weights, gradients and optimizer state (all weights are
+    gathered for sampling, in the compute dtype)."""
     rank_timeout_s: Annotated[int, Field(ge=5, le=86_400)] = 1800
     """How long the processes of a job wait for one another (grading included) before the attempt ends as failed."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

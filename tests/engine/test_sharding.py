@@ -21,6 +21,7 @@ from grpo_engine.assemble import assemble
 from grpo_engine.contract.resources import Resources
 from grpo_engine.events import EventLog
 from grpo_engine.keeper import Keeper
+from grpo_engine.memory import OutOfMemory, token_budget
 from grpo_engine.ranks import Ranks
 from grpo_engine.silent_log import SilentLog
 from grpo_engine.train import train
@@ -74,9 +75,9 @@ def run_over(job: Path, size: int, *, is_double: bool = True, **grpo: Any) -> li
     return in_processes(Resources.model_validate_json(json.dumps(resources)), run_to_the_end, run_dir, is_double)
 
 
-def assert_alike(job: Path, alone: Held, divided: list[Held], limit: float) -> None:
+def assert_alike(job: Path, alone: Held, divided: list[Held], limit: float, steps: int = STEPS) -> None:
     one, several = series(job / "attempts" / "1"), series(job / "attempts" / str(len(divided)))
-    assert one.keys() == several.keys() == set(range(1, STEPS + 1))
+    assert one.keys() == several.keys() == set(range(1, steps + 1))
     for step, metrics in one.items():
         assert metrics.keys() == several[step].keys()
         for name, value in metrics.items():
@@ -113,17 +114,40 @@ def test_uneven_shares_and_a_rank_without_a_group(tmp_path: Path, size: int) -> 
     assert max(held.num_bytes for held in divided) < alone.num_bytes * (1 / size + 0.01)
 
 
+def test_where_forwards_are_acts_of_all_the_first_shortage_is_the_end() -> None:
+    """The others wait in the middle of the same forward: they could not be told to halve."""
+    budget = token_budget(100, is_short=lambda short: pytest.fail("no act of all may follow"))
+    budget.is_final = True
+    assert budget.fit(lambda: 7, "the update") == 7
+
+    def work() -> None:
+        raise MemoryError("tried to allocate 4 GiB")
+
+    with pytest.raises(OutOfMemory, match=r"4,294,967,296 bytes.*micro-batches of 100 tokens.*micro_batch_tokens"):
+        budget.fit(work, "the update")
+    assert not budget.was_halved
+
+
 CASES: dict[str, tuple[str, dict[str, Any], float]] = {
     "adapter": ("TINY_SHORT", {"adapter": {"type": "lora", "rank": 2}, "kl": {"estimator": "exact"}}, 1e-9),
-    "penalty_in_the_reward": ("TINY_SHORT", {"kl": {"placement": "reward", "estimator": "k1"}, "loss": {"num_iterations": 2}}, 1e-9),
-    "activations_recomputed": ("TINY_SHORT", {"resources": {"activation_checkpointing": True}}, 1e-9),
-    "moving_reference_that_answers": (
+    "penalty_in_the_reward_and_activations_recomputed": (
         "TINY_SHORT",
-        {"reference": {"sync_every": 1, "mixup_alpha": 0.5}, "telemetry": {"rollouts_reference_every": 1, "rollouts_every": 1}},
+        {
+            "kl": {"placement": "reward", "estimator": "k1"},
+            "loss": {"num_iterations": 2},
+            "resources": {"activation_checkpointing": True},
+        },
         1e-9,
     ),
-    "tied": ("TINY_TIED", {"loss": {"dynamic_sampling": True}}, 1e-9),
-    "qwen2": ("TINY_QWEN2", {}, 1e-9),
+    "tied_with_a_moving_reference_that_answers": (
+        "TINY_TIED",
+        {
+            "reference": {"sync_every": 1, "mixup_alpha": 0.5},
+            "telemetry": {"rollouts_reference_every": 1, "rollouts_every": 1},
+            "loss": {"dynamic_sampling": True},
+        },
+        1e-9,
+    ),
     "gpt2": ("TINY_GPT2", {"data": {"chat_template": "none"}}, 1e-9),
     "bf16": ("TINY_SHORT", {"resources": {"precision": "bf16"}}, 1e-6),
     "bf16_adapter": ("TINY_SHORT", {"resources": {"precision": "bf16"}, "adapter": {"type": "lora", "rank": 2}}, 1e-6),
@@ -146,3 +170,16 @@ def test_other_settings_and_shapes(tmp_path: Path, case: str) -> None:
     assert sorted(path.name for path in published[0].rglob("*")) == sorted(path.name for path in published[1].rglob("*"))
     for name in ("config.json", "generation_config.json"):
         assert (published[0] / name).read_bytes() == (published[1] / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_rollback_puts_every_part_back(tmp_path: Path) -> None:
+    """KL is above the limit at step 2: back to step 0 with another seed, and at step 2 again the end."""
+    job = make_job(tmp_path)
+    rule = {"detector": "kl_out_of_control", "action": {"type": "rollback", "reseed": True, "max_count": 1}}
+    tight = {"kl_out_of_control": {"kl": 1e-9, "updates": 1, "clear_after": 1}}
+    alone = run_over(job, 1, guardrails=[rule], diagnostics=tight)[0]
+    divided = run_over(job, 2, guardrails=[rule], diagnostics=tight)
+    assert len(divided[0].tokens) == 4
+    assert [event.data["to_step"] for event in events(job / "attempts" / "2", "run.rewound")] == [0]
+    assert_alike(job, alone, divided, 1e-9, steps=2)

@@ -45,6 +45,7 @@ def test_while_nothing_is_quarantined_the_environment_is_left_alone(tmp_path: Pa
     assert yard.assign({"X": "1"}, one()).environment == {"X": "1"}
     assert yard.assign({"X": "1"}, one()).devices == ("GPU-a",)
     assert yard.assign({}, one(2)).devices == ("GPU-a", "GPU-b")
+    assert yard.assign({}, one(4), hosts=2).devices == ("GPU-a", "GPU-b"), "the other host bears the other two"
     assert yard.assign({VISIBLE: "3,1,-1,0"}, one(2)).devices == ("3", "1")
     assert yard.assign({VISIBLE: ""}, one(0)).devices == ()
     assert yard.assign({}, one(0, "cpu")).devices == ()
