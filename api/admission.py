@@ -79,7 +79,7 @@ def _admit(spec: JobSpec, services: Services, files: _Files, promised_bytes: int
         _require_model(named.removeprefix(_NAMED_MODEL), services)
     grader = spec.method.grpo.grader
     if grader is not None:
-        check_grader(grader, means=means_of(settings))
+        check_grader(grader, means=means_of(services))
     path, num_rows = None, 0
     if spec.training_file is not None:
         path, rows, num_rows = files.rows(spec, "training_file", spec.training_file)
@@ -107,7 +107,7 @@ def _admit_held_out(spec: JobSpec, files: _Files) -> Path | None:
     if spec.validation_file is None or grpo.evaluation is None:
         return None
     if grpo.evaluation.grader is not None:
-        check_grader(grpo.evaluation.grader, _GOLD, means=means_of(files.services.settings))
+        check_grader(grpo.evaluation.grader, _GOLD, means=means_of(files.services))
     path, rows, _ = files.rows(spec, "validation_file", spec.validation_file)
     if grpo.evaluation.grader is not None:
         check_templates(grpo.evaluation.grader, rows, _GOLD)

@@ -28,7 +28,7 @@ def admit_environment(spec: JobSpec, services: Services) -> tuple[Path, Path | N
     """Files of the training rows and of the held-out rows, and how many the former are. Raises InvalidRequest naming the field."""
     gold = None if spec.method.grpo.evaluation is None else spec.method.grpo.evaluation.grader
     if gold is not None:
-        check_grader(gold, _GOLD, means=means_of(services.settings))
+        check_grader(gold, _GOLD, means=means_of(services))
     environment, kept_apart = training(spec), held_out(spec)
     path = _file(environment, services)
     validation = None if kept_apart is None else _file(kept_apart, services)

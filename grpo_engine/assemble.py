@@ -25,7 +25,8 @@ from grpo_engine.diagnostics import Detectors
 from grpo_engine.environment import training_grader, with_environment_files
 from grpo_engine.evaluation import Evaluator
 from grpo_engine.events import EventLog
-from grpo_engine.grader import GraderPool, Means, make_grader
+from grpo_engine.grader import GraderPool, Means, ModelPlaces, make_grader
+from grpo_engine.grading import start_graders
 from grpo_engine.learner import Learner
 from grpo_engine.models import model_folder
 from grpo_engine.optimizer import Optimizer
@@ -54,7 +55,7 @@ def assemble(dispatch: Dispatch, run_dir: Path, log: EventLog, ranks: Ranks = AL
     if dispatch.epoch > 1 or resume is not None:
         to_step = resume.step if resume is not None else 0
         log.emit("run.rewound", f"attempt {dispatch.epoch} continues after step {to_step}", data={"to_step": to_step})
-    device = choose_device(grpo.resources, ranks.local)
+    device = choose_device(grpo.resources, ranks.local, ranks.hosts)
     seed_everything(dispatch.spec.seed)
     keep_freed_memory()
     _announce_start(log, device, ranks)
@@ -64,12 +65,13 @@ def assemble(dispatch: Dispatch, run_dir: Path, log: EventLog, ranks: Ranks = AL
     held_out = None
     if grpo.evaluation is not None:
         held_out = read_rows(_data_file(run_dir, dispatch.validation_file, VALIDATION_FILE), grpo.data, param=VALIDATION_FILE)
-    means = Means(dispatch.remote_graders)
+    means = Means(dispatch.remote_graders, ModelPlaces(_cache_dir(dispatch), _model_dir(dispatch)))
     with ExitStack() as open_graders:
         grader = open_graders.enter_context(training_grader(dispatch.spec, means))
         gold = grader
         if grpo.evaluation is not None and grpo.evaluation.grader is not None:
             gold = open_graders.enter_context(make_grader(grpo.evaluation.grader, means=means))
+        grader_sha256 = start_graders(grader, gold, ranks)
         policy = _load_policy(dispatch, run_dir, device, log, ranks)
         reference = _load_reference(dispatch, run_dir, policy)
         if _is_divided(dispatch):
@@ -79,6 +81,7 @@ def assemble(dispatch: Dispatch, run_dir: Path, log: EventLog, ranks: Ranks = AL
         evaluator, about = _load_held_out(held_out, policy, gold, dispatch)
         dataset = _load_data(report, policy, dispatch, log, about)
         learner = _learner(dispatch, policy, reference, dataset, grader, evaluator, run_dir)
+        learner.grader_sha256 = grader_sha256
         _announce_model(log, learner)
         if resume is not None and manifest is not None and resume_dir is not None:
             replays = read_replays(run_dir, resume_dir, manifest.epoch, dispatch.epoch, resume.step)
@@ -92,7 +95,7 @@ def _inside(run_dir: Path, path: str | None) -> Path | None:
 
 
 def _announce_start(log: EventLog, device: Device, ranks: Ranks) -> None:
-    several = {"ranks": ranks.size, "strategy": "ddp" if ranks.mesh is None else "fsdp"} if ranks.size > 1 else {}
+    several = {"ranks": ranks.size, "hosts": ranks.hosts, "strategy": "ddp" if ranks.mesh is None else "fsdp"} if ranks.size > 1 else {}
     data = {
         **several,
         "device": str(device.device),
@@ -274,6 +277,7 @@ def _announce_model(log: EventLog, learner: Learner) -> None:
         "context_length": policy.context_length,
         "policy_sha256": policy.sha256,
         "reference_sha256": learner.reference_sha256,
+        **({"grader_sha256": learner.grader_sha256} if learner.grader_sha256 else {}),
         "has_reference": learner.reference is not None,
     }
     log.emit("model.loaded", f"policy with {parameters:,} parameters in memory, {trained:,} of them trained", data=data)

@@ -52,6 +52,8 @@ class Learner:
     """Seconds trained by earlier attempts up to the step resumed from."""
     reference_sha256: str | None = None
     """Of the reference as the run began with it."""
+    grader_sha256: dict[str, str] = field(default_factory=dict)
+    """Of the classifiers that grade, by their path in the spec."""
     num_reference_syncs: int = 0
     num_ungraded: int = 0
     """Steps in a row in which no completion could be graded."""
@@ -117,6 +119,7 @@ class Learner:
                 "sampling_memory": self.sampling_memory.state(),
                 "policy_sha256": self.policy.sha256,
                 "reference_sha256": self.reference_sha256,
+                "grader_sha256": self.grader_sha256,
                 "num_reference_syncs": self.num_reference_syncs,
                 "num_ungraded": self.num_ungraded,
                 "synced_reference_sha256": self.reference.sha256 if self.reference is not None else None,
@@ -142,6 +145,8 @@ class Learner:
     def _restore(self, resume: ResumeState, replays: list[AppliedCommand]) -> None:
         state = resume.state
         _same_weights("reference", self.reference_sha256, state["reference_sha256"])
+        for path, began_with in state["grader_sha256"].items():
+            _same_weights(f"classifier of {path}", self.grader_sha256.get(path), began_with, param=f"{path}.model")
         if self.policy.adapter is not None:
             _same_weights("base model", self.policy.sha256, state["policy_sha256"])
         self.policy.load_weights(resume.weights)
@@ -167,13 +172,13 @@ class Learner:
         restore_rng(state["rng"])
 
 
-def _same_weights(what: str, found: str | None, began_with: str | None) -> None:
+def _same_weights(what: str, found: str | None, began_with: str | None, param: str = "model") -> None:
     """Raises ReferenceMismatch when both are known and differ."""
     if found is not None and began_with is not None and found != began_with:
         raise ReferenceMismatch(
             f"the {what} has SHA-256 {found[:12]}..., the run began with {began_with[:12]}...: "
-            "the base model has changed; restore the model it began with, or start a new job",
-            param="model",
+            "the model has changed; restore the one it began with, or start a new job",
+            param=param,
         )
 
 

@@ -21,9 +21,11 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     GPT2Config,
+    GPT2ForSequenceClassification,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -125,3 +127,20 @@ def printable(count: int, start: int = 0) -> str:
     """Some text of so many characters."""
     letters = string.ascii_letters + string.digits
     return "".join(letters[(start + number) % len(letters)] for number in range(count))
+
+
+def make_classifier(folder: Path, kind: str = "TINY", seed: int = 0, *, num_labels: int = 1, broken: bool = False) -> Path:
+    """Write a tiny sequence classifier (TINY or TINY_GPT2) and its tokenizer; `broken` ones answer NaN."""
+    tokenizer = make_tokenizer(kind)
+    module = make_module(kind, len(tokenizer), seed)
+    torch.manual_seed(seed + 1)
+    classes = {"TINY": LlamaForSequenceClassification, "TINY_GPT2": GPT2ForSequenceClassification}
+    module.config.num_labels = num_labels
+    classifier = classes[kind](module.config)
+    classifier.base_model.load_state_dict(module.base_model.state_dict())
+    if broken:
+        with torch.no_grad():
+            classifier.score.weight.fill_(float("nan"))
+    classifier.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

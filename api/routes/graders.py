@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -17,11 +20,14 @@ from api.grader_means import means_of
 from api.openapi import json_request
 from api.present import answer
 from grpo_engine.contract.base import Strict
+from grpo_engine.contract.error import Unavailable
 from grpo_engine.contract.grader import Grader
 from grpo_engine.contract.intake import validate as validate_body
 from grpo_engine.contract.view import GraderRun
-from grpo_engine.grader import Score, check_grader, make_grader
+from grpo_engine.grader import GraderPool, Score, check_grader, make_grader
 
+_CLASSIFIERS = threading.Lock()
+_TURN_LIMIT_S = 60.0
 router = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["graders"])
 
 
@@ -45,9 +51,11 @@ class ValidateRequest(Strict):
 def run(body: BodyDep, services: ServicesDep) -> Response:
     """Score one sample. A grader that gives no number answers with reward null and says why in `metadata.errors`."""
     asked = validate_body(RunRequest, body)
-    check_grader(asked.grader, "grader", means=means_of(services.settings))
+    means = means_of(services, should_load=True)
+    check_grader(asked.grader, "grader", means=means)
     started = time.perf_counter()
-    with make_grader(asked.grader, pool=services.grader_pool, means=means_of(services.settings)) as grader:
+    with make_grader(asked.grader, pool=services.grader_pool, means=means) as grader, _turn(grader):
+        grader.start()
         score = grader.score([(asked.item, asked.model_sample, {})])[0]
     metadata = {
         "name": asked.grader.name,
@@ -69,8 +77,23 @@ def run(body: BodyDep, services: ServicesDep) -> Response:
 def validate(body: BodyDep, services: ServicesDep) -> Response:
     """Whether the grader is well formed; echoes it with its defaults."""
     asked = validate_body(ValidateRequest, body)
-    check_grader(asked.grader, "grader", means=means_of(services.settings))
+    check_grader(asked.grader, "grader", means=means_of(services))
     return JSONResponse({"grader": asked.grader.model_dump(mode="json")})
+
+
+@contextmanager
+def _turn(grader: GraderPool) -> Iterator[None]:
+    """One request at a time holds classifiers in memory; the others wait a while. Raises Unavailable."""
+    if not grader.has_classifier:
+        yield
+        return
+    if not _CLASSIFIERS.acquire(timeout=_TURN_LIMIT_S):
+        raise Unavailable("another request is trying a score_model grader, and one is loaded at a time; try again")
+    try:
+        yield
+    finally:
+        grader.close()
+        _CLASSIFIERS.release()
 
 
 def _errors(score: Score) -> dict[str, Any]:

@@ -164,16 +164,71 @@ class Plugin(_Part):
     """Passed to the plug-in as it stands."""
 
 
-class ScoreModel(Strict):
-    """A judge model scores the completion (OpenAI's shape) or a sequence classifier rates it. Not carried out yet."""
+class TextPart(Strict):
+    """Text inside a message, in OpenAI's shape. Images and audio are refused: a classifier reads text."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Template
+
+
+class ClassifierMessage(Strict):
+    """A turn of what a classifier reads; its text is a template."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    """`developer` is read as `system`."""
+    content: Template | TextPart | Annotated[list[Template | TextPart], Field(min_length=1, max_length=16)]
+    """Several parts are joined without anything between them."""
+    type: Literal["message"] | None = None
+
+
+class ScoreModel(_Part):
+    """A sequence classifier (reward model) of this server reads the text; its logit is the score. Nothing is sampled.
+
+    OpenAI's object of this name asks a judge model for a number. Its `sampling_params` and `range` are refused here.
+    """
 
     type: Literal["score_model"]
     name: Name = "score_model"
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    input: Template | Annotated[list[dict[str, Any]], Field(max_length=64)] = OUTPUT
-    range: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.0, 1.0]
-    sampling_params: dict[str, Any] | None = None
+    """A classifier, named as base models are: a folder below the server's model directory, or a Hub id."""
+    input: Template | Annotated[list[Template | ClassifierMessage], Field(min_length=1, max_length=64)]
+    """A text, or messages for the classifier's own chat template. A text among them, `"{{item.messages}}"`, is a column that holds
+    messages (or a user's text) and stands for those."""
+    input_pair: Template | None = None
+    """Second text, for classifiers that read pairs (question, answer) without a chat template."""
+    label: NonNegativeInt | Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Number or name of the label whose logit counts; null = the only one."""
+    activation: Literal["none", "sigmoid", "softmax"] = "none"
+    """What is done to the logit; `softmax` is over all labels."""
+    scale: float = 1.0
+    """The score is scale * value + shift."""
+    shift: float = 0.0
+    clip: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    """[lowest, highest]: scores beyond are set to them. null = as they come."""
     pass_threshold: float | None = None
+    """1.0 from this score on and 0.0 below it; null = the score itself."""
+    max_tokens: PositiveInt | None = None
+    """Most tokens it reads; null = as many as it can. Never more than that."""
+    truncate: Literal["refuse", "start", "end"] = "refuse"
+    """A longer text is a fault of its completion, or loses tokens at its start or end."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where it runs, beside the model that is trained. Weights and arithmetic are fp32."""
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 60.0
+    """For one completion."""
+    sampling_params: dict[str, Any] | None = None
+    """OpenAI's, for a judge that is sampled. Refused."""
+    range: list[float] | None = None
+    """OpenAI's, for a judge that writes a number. Refused; see `clip`."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ScoreModel:
+        if self.input_pair is not None and not isinstance(self.input, str):
+            raise broken_rule("input_pair", "messages have no second text; give input as text, or leave input_pair out")
+        if self.clip is not None and not self.clip[0] < self.clip[1]:
+            raise broken_rule("clip", "clip must be [lowest, highest] with lowest below highest")
+        if self.scale == 0:
+            raise broken_rule("scale", "scale 0 gives every completion the same score; use another")
+        return self
 
 
 class LabelModel(Strict):
@@ -270,6 +325,7 @@ Grader = Annotated[
 Multi.model_rebuild()
 
 _NOT_YET = {"bleu", "meteor", "cosine"}
+_JUDGE = "put a judge behind a remote grader or an installed plug-in"
 
 
 def unsupported_graders(grader: Grader, at: str) -> Iterator[tuple[str, str]]:
@@ -279,8 +335,12 @@ def unsupported_graders(grader: Grader, at: str) -> Iterator[tuple[str, str]]:
             yield from unsupported_graders(part, f"{at}.graders.{name}")
     elif isinstance(grader, Python):
         yield f"{at}.type", "'python' never will be: code from a job is not run here; use the declarative graders or an installed plug-in"
-    elif isinstance(grader, ScoreModel | LabelModel):
-        remedy = "put the judge behind a remote grader, or use the declarative graders or an installed plug-in"
-        yield f"{at}.type", f"{grader.type!r} is described only; {remedy}"
+    elif isinstance(grader, LabelModel):
+        yield f"{at}.type", f"'label_model' is described only; {_JUDGE}, or use score_model with a local classifier and its label"
+    elif isinstance(grader, ScoreModel):
+        if grader.sampling_params is not None:
+            yield f"{at}.sampling_params", f"score_model is a local classifier here and nothing is sampled: leave it out; {_JUDGE}"
+        if grader.range is not None:
+            yield f"{at}.range", f"score_model is a local classifier here, whose logits have no range: use clip, scale and shift; {_JUDGE}"
     elif isinstance(grader, TextSimilarity) and grader.evaluation_metric in _NOT_YET:
         yield f"{at}.evaluation_metric", f"instead of {grader.evaluation_metric!r} use fuzzy_match, rouge_1 to rouge_5, rouge_l or gleu"

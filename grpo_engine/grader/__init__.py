@@ -14,13 +14,17 @@ from typing import Any
 from grpo_engine.contract.environment import Environment
 from grpo_engine.contract.grader import Grader
 from grpo_engine.grader.check import check_grader, check_templates
+from grpo_engine.grader.classifier import Classifier
 from grpo_engine.grader.compiled import compile_grader, needs_process
-from grpo_engine.grader.outside import Means, open_scorers, with_answers
+from grpo_engine.grader.outside import Means, ModelPlaces, open_scorers, with_answers
 from grpo_engine.grader.plugin import installed_plugins
 from grpo_engine.grader.pool import DEFAULT_DEADLINE_S, DEFAULT_SIZE, ProcessPool
 from grpo_engine.grader.sample import MAX_OUTPUT_CHARACTERS, Sample, Score, View
 
-__all__ = ["GraderPool", "Means", "ProcessPool", "Sample", "Score", "check_grader", "check_templates", "installed_plugins", "make_grader"]
+__all__ = [
+    "GraderPool", "Means", "ModelPlaces", "ProcessPool", "Sample", "Score", "check_grader", "check_templates", "installed_plugins",
+    "make_grader",
+]  # fmt: skip
 
 
 NO_MEANS = Means()
@@ -54,6 +58,16 @@ class GraderPool:
             scores[index] = answer
         return [score for score in scores if score is not None]
 
+    def start(self) -> dict[str, str]:
+        """Load the classifiers. SHA-256 of their weights, by their path in the grader. Raises InvalidRequest naming the field."""
+        found = {path: scorer.start() for path, scorer in self._scorers.items()}
+        return {path: sha256 for path, sha256 in found.items() if sha256 is not None}
+
+    @property
+    def has_classifier(self) -> bool:
+        """Whether it loads models."""
+        return any(isinstance(scorer, Classifier) for scorer in self._scorers.values())
+
     @property
     def pids(self) -> list[int]:
         """Grader processes that live now."""
@@ -61,6 +75,8 @@ class GraderPool:
 
     def close(self) -> None:
         """End the processes, unless they are shared."""
+        for scorer in self._scorers.values():
+            scorer.close()
         if self._owns_pool:
             self._pool.close()
 

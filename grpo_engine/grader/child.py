@@ -6,16 +6,13 @@ a sample passes its deadline; memory is capped here.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import queue
 import resource
 import signal
-import sys
 import threading
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -25,25 +22,25 @@ from grpo_engine.contract.grader import Grader, Math
 from grpo_engine.grader.compiled import compile_grader, leaves
 from grpo_engine.grader.mathematics.symbolic import warm_up
 from grpo_engine.grader.sample import GraderFault, Sample, Score, View
-from grpo_engine.grader.wire import encode, score_to_wire
+from grpo_engine.grader.served import answer, die_with_parent, private_stdout, read_requests
+from grpo_engine.grader.wire import score_to_wire
 
 MEMORY_LIMIT_BYTES = 4 * 2**30
-_PR_SET_PDEATHSIG = 1
 Compiled = Callable[[View], Score]
 
 
 def main() -> None:
     """Serve until standard input ends."""
-    answers = _private_stdout()
-    _die_with_parent()
+    answers = private_stdout()
+    die_with_parent()
     _limit_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
+    threading.Thread(target=read_requests, args=(requests,), daemon=True).start()
     graders: dict[str, Compiled] = {}
-    _answer(answers, {"ready": True})
+    answer(answers, {"ready": True})
     while True:
-        _answer(answers, _serve(json.loads(requests.get()), graders))
+        answer(answers, _serve(json.loads(requests.get()), graders))
 
 
 def _serve(request: dict[str, Any], graders: dict[str, Compiled]) -> dict[str, Any]:
@@ -79,32 +76,6 @@ def _environment_rows(config: str) -> dict[str, Any]:
         return {"rows": rows_of(Environment.model_validate_json(config))}
     except Problem as problem:
         return {"problem": {"field": problem.field, "message": str(problem)}}
-
-
-def _read_requests(requests: queue.SimpleQueue[bytes]) -> None:
-    """Pass lines on; the end of input ends the process at once, whatever the main thread is doing."""
-    for line in sys.stdin.buffer:
-        requests.put(line)
-    os._exit(0)
-
-
-def _private_stdout() -> BinaryIO:
-    """The answers' stream; descriptor 1 becomes standard error."""
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    return answers
-
-
-def _answer(answers: BinaryIO, message: dict[str, Any]) -> None:
-    data = memoryview(encode(message))
-    while data:
-        data = data[answers.write(data) :]
-
-
-def _die_with_parent() -> None:
-    """On Linux the kernel kills this process with its parent, even while it computes without letting other threads run."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _limit_memory() -> None:

@@ -24,11 +24,13 @@ from grpo_engine.contract.grader import (
     Regex,
     Remote,
     Repetition,
+    ScoreModel,
     StringCheck,
     TextSimilarity,
 )
 from grpo_engine.grader import outside, shape, text
 from grpo_engine.grader import plugin as plugins
+from grpo_engine.grader.classifier_input import classifier_templates
 from grpo_engine.grader.formula import parse_formula
 from grpo_engine.grader.sample import MAX_SCORE, GraderFault, MissingField, OutputNotJson, Score, View
 from grpo_engine.grader.schema import compile_schema
@@ -36,7 +38,7 @@ from grpo_engine.grader.template import Template, parse_template
 
 Grade = Callable[[View], tuple[float, dict[str, Any]]]
 LoadPlugin = Callable[[Plugin], plugins.Grade]
-Leaf = StringCheck | Regex | TextSimilarity | NumberCheck | Math | JsonSchema | Length | Format | Repetition | Plugin | Remote
+Leaf = StringCheck | Regex | TextSimilarity | NumberCheck | Math | JsonSchema | Length | Format | Repetition | Plugin | ScoreModel | Remote
 _IN_PROCESS = (TextSimilarity, Math, JsonSchema, Plugin)
 
 
@@ -64,6 +66,8 @@ def leaves(cfg: Grader, at: str) -> Iterator[LeafTemplates]:
             yield from leaves(part, f"{at}.graders.{name}")
     elif isinstance(cfg, Plugin | Remote):
         yield LeafTemplates(cfg, at, Template(()), None)
+    elif isinstance(cfg, ScoreModel):
+        yield LeafTemplates(cfg, at, classifier_templates(cfg, at).joined, None)
     elif isinstance(cfg, Leaf):
         source = getattr(cfg, "reference", None)
         reference = None if source is None else _checked(f"{at}.reference", parse_template, source)
@@ -171,7 +175,7 @@ def _compile_leaf(cfg: Leaf, at: str, load: LoadPlugin) -> Grade:
     if isinstance(cfg, Plugin):
         grade = load(cfg)
         return lambda view: (grade(view.item, view.output_text), {})
-    if isinstance(cfg, Remote):
+    if isinstance(cfg, Remote | ScoreModel):
         return lambda view: outside.answer_of(view, at)
     (templates,) = leaves(cfg, at)
     render, reference = templates.input.render, templates.reference

@@ -1,4 +1,4 @@
-"""Graders that are asked in batches, outside the function that grades one sample: a remote service.
+"""Graders that are asked for all samples at once, outside the function that grades one: a remote service, a classifier.
 
 Their answers are fetched first and travel with each sample (`extras`), so that they compose in `multi` like any other grader, and
 in grader processes too. A sample without an answer has a fault in its place.
@@ -7,15 +7,27 @@ in grader processes too. A sample without an answer has a fault in its place.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
-from grpo_engine.contract.grader import Grader, Multi, Remote, RemotePolicy
+from grpo_engine.contract.grader import Grader, Multi, Remote, RemotePolicy, ScoreModel
 from grpo_engine.grader.sample import GraderFault, MissingField, Sample, Score, View
 from grpo_engine.grader.wire import score_to_wire
 
 EXTRA = "outside"
+
+
+@dataclass(frozen=True)
+class ModelPlaces:
+    """Where classifiers are found: as base models are (grpo_engine/models.py)."""
+
+    cache_dir: Path
+    model_dir: Path | None
+    """null: any local folder."""
+    find: Callable[[str], Path | None] | None = None
+    """Raises InvalidRequest for a name that may not be loaded; the folder, or None when only the loading process can tell."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +36,8 @@ class Means:
 
     remote: RemotePolicy | None = None
     """null: no remote grader may be called."""
+    models: ModelPlaces | None = None
+    """null: no classifier may be loaded."""
 
 
 class Scorer(Protocol):
@@ -32,19 +46,29 @@ class Scorer(Protocol):
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """One score a sample, in order."""
 
+    def start(self) -> str | None:
+        """Get ready. The SHA-256 of what scores, where it is known. Raises InvalidRequest naming the field."""
 
-def outside_graders(cfg: Grader, at: str) -> dict[str, Remote]:
+    def close(self) -> None:
+        """Give everything back. Safe to call twice."""
+
+
+def outside_graders(cfg: Grader, at: str) -> dict[str, Remote | ScoreModel]:
     """The graders of this kind by their path."""
     if isinstance(cfg, Multi):
         return {path: found for name, part in cfg.graders.items() for path, found in outside_graders(part, f"{at}.graders.{name}").items()}
-    return {at: cfg} if isinstance(cfg, Remote) else {}
+    return {at: cfg} if isinstance(cfg, Remote | ScoreModel) else {}
 
 
 def open_scorers(cfg: Grader, at: str, means: Means) -> dict[str, Scorer]:
     """A scorer for each. Raises InvalidRequest naming the field of one that cannot work here."""
+    from grpo_engine.grader.classifier import Classifier
     from grpo_engine.grader.remote import RemoteService
 
-    return {path: RemoteService(found, path, means) for path, found in outside_graders(cfg, at).items()}
+    return {
+        path: RemoteService(found, path, means) if isinstance(found, Remote) else Classifier(found, path, means)
+        for path, found in outside_graders(cfg, at).items()
+    }
 
 
 def with_answers(scorers: Mapping[str, Scorer], samples: Sequence[Sample]) -> list[Sample]:
@@ -77,7 +101,11 @@ def fault(kind: Any, message: str) -> Score:
 
 def check_outside(cfg: Grader, at: str, means: Means) -> None:
     """Raise InvalidRequest for one that cannot work here, without calling anything."""
+    from grpo_engine.grader.classifier import check_classifier
     from grpo_engine.grader.remote import check_remote
 
     for path, found in outside_graders(cfg, at).items():
-        check_remote(found, path, means.remote)
+        if isinstance(found, Remote):
+            check_remote(found, path, means.remote)
+        else:
+            check_classifier(found, path, means.models)

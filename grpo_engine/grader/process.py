@@ -25,13 +25,13 @@ class ProcessDied(Exception):
 
 
 class GraderProcess:
-    """A spawned `grpo_engine.grader.child`. Not thread-safe: one thread owns it."""
+    """A spawned `grpo_engine.grader.child`, or another module that is served alike. Not thread-safe: one thread owns it."""
 
-    def __init__(self, *, is_reproducible: bool = False) -> None:
+    def __init__(self, *, is_reproducible: bool = False, module: str = "grpo_engine.grader.child") -> None:
         """`is_reproducible` fixes the order in which its sets are iterated, which Python else draws anew in each process."""
         root = Path(grpo_engine.__file__).resolve().parent.parent
         prefix = ["env", "PYTHONHASHSEED=0"] if is_reproducible else []
-        command = [*prefix, sys.executable, "-m", "grpo_engine.grader.child"]
+        command = [*prefix, sys.executable, "-m", module]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root, close_fds=True)
         assert self._process.stdin is not None
         assert self._process.stdout is not None

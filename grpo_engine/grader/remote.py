@@ -89,6 +89,12 @@ class RemoteService:
         self._keys = read_secrets(Path(means.remote.secret_file), f"{at}.url")
         self._trust = trust or _system_trust()
 
+    def start(self) -> None:
+        """Nothing to prepare."""
+
+    def close(self) -> None:
+        """Nothing is kept between calls."""
+
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """One score a sample, in order."""
         end = time.monotonic() + TOTAL_S

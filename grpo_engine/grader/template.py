@@ -46,6 +46,11 @@ class Template:
         """The text for one sample. Raises MissingField for a row without the field, OutputNotJson for a completion without it."""
         return "".join(part if isinstance(part, str) else _text_of(_lookup(part, view)) for part in self.parts)
 
+    def value(self, view: View) -> Any:
+        """The value itself where the template is a column alone, else the text. Raises as `render` does."""
+        path = self.parts[0] if len(self.parts) == 1 else None
+        return _lookup(path, view) if isinstance(path, Path) else self.render(view)
+
     def render_value(self, view: View) -> str:
         """`render` for a reference that is one answer: where the template is a column alone, a list of one stands for its element.
 

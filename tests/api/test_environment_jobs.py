@@ -16,6 +16,7 @@ from jobs.settings import Settings
 from tests.api.conftest import Server, upload, write_model
 from tests.conftest import ValkeyServer
 from tests.listener import Heard, Reply, listen
+from tests.tiny import make_classifier
 
 JOBS = "/v1/fine_tuning/jobs"
 GRADERS = "/v1/fine_tuning/alpha/graders"
@@ -161,3 +162,42 @@ def test_a_host_the_operator_does_not_list_is_refused_by_its_field(shared_client
     ):
         answer = shared_client.post(path, json=asked)
         assert (answer.status_code, answer.json()["error"]["param"]) == (422, param), answer.text
+
+
+@pytest.fixture
+def judge(shared_server: Server) -> dict[str, Any]:
+    """A reward model beside the model that is trained."""
+    models = shared_server.settings.model_dir
+    assert models is not None
+    if not (models / "judge").exists():
+        make_classifier(models / "judge")
+    return {"type": "score_model", "model": "judge", "input": [{"role": "user", "content": "{{item.question}}: {{sample.output_text}}"}]}
+
+
+def test_a_classifier_is_looked_for_before_anything_is_loaded(shared_client: httpx.Client, judge: dict[str, Any]) -> None:
+    def told(**settings: Any) -> httpx.Response:
+        return shared_client.post(f"{GRADERS}/validate", json={"grader": {**judge, **settings}})
+
+    assert told().json()["grader"]["truncate"] == "refuse"
+    for model, words in (("tiny", "no classification head"), ("nobody", "is not known"), ("../judge", "is not known")):
+        answer = told(model=model)
+        assert answer.status_code == 422
+        assert answer.json()["error"]["param"] == "grader.model"
+        assert words in answer.json()["error"]["message"]
+    assert told(label=1).json()["error"]["param"] == "grader.label"
+    assert told(sampling_params={"temperature": 0.0}).json()["error"]["code"] == "not_implemented"
+    assert told(model="organisation/on-the-hub").status_code == 200
+    tried = shared_client.post(f"{GRADERS}/run", json={"grader": {**judge, "model": "organisation/on-the-hub"}, "model_sample": "4"})
+    assert "put it below GRPO_MODEL_DIR" in tried.json()["error"]["message"]
+
+
+@pytest.mark.slow
+def test_a_classifier_is_tried_by_itself_and_among_others(patient: httpx.Client, judge: dict[str, Any]) -> None:
+    asked = {"grader": judge, "model_sample": "4", "item": {"question": "2+2"}}
+    alone = patient.post(f"{GRADERS}/run", json=asked).json()
+    parts = {"judge": judge, "right": {"type": "string_check", "reference": "4"}}
+    several = {**asked, "grader": {"type": "multi", "graders": parts, "calculate_output": "judge + 10 * right"}}
+    assert patient.post(f"{GRADERS}/run", json=several).json()["reward"] == pytest.approx(alone["reward"] + 10)
+    unread = patient.post(f"{GRADERS}/run", json={**asked, "item": {}}).json()
+    assert unread["reward"] is None
+    assert unread["metadata"]["errors"]["invalid_variable_error"] is True

@@ -142,7 +142,7 @@ def test_nested_parts_have_dotted_names() -> None:
     ("raw", "param", "word"),
     [
         ({"type": "python", "source": "def grade(sample, item): return 1.0"}, "g.type", "never"),
-        ({"type": "score_model", "model": "judge", "input": [{"role": "user", "content": "rate"}]}, "g.type", "plug-in"),
+        ({"type": "score_model", "model": "judge", "input": [{"role": "user", "content": "rate"}], "range": [0, 1]}, "g.range", "clip"),
         ({"type": "label_model", "model": "judge", "input": [], "labels": ["a"], "passing_labels": ["a"]}, "g.type", "plug-in"),
         ({"type": "text_similarity", "reference": "x", "evaluation_metric": "cosine"}, "g.evaluation_metric", "fuzzy_match"),
     ],
