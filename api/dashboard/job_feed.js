@@ -10,7 +10,7 @@ const BUCKETS = 160;
 const EVENTS = 1000;
 
 /**
- * `handlers`: onJob(job), onEvents(newEvents, areOlder), onSteps(), onState(word, error?), onError(error).
+ * `handlers`: onJob(job), onEvents(newEvents, areOlder, hasOlder), onSteps(), onState(word, error?), onError(error).
  * `wants(name)` says which metrics are drawn; `first` are fetched before the others.
  * One stream at most: a browser opens few connections to a server. It is closed while the tab is hidden and goes on after.
  */
@@ -33,8 +33,7 @@ export class JobFeed {
     for (let isLoaded = false; !isLoaded;) {
       try {
         await this.#readJob();
-        if (!this.lastEvent) await this.olderEvents();
-        await this.#load();
+        await Promise.all([this.lastEvent ? null : this.olderEvents(), this.#load()]);
         isLoaded = true;
       } catch (error) {
         if (this.#isFatal(error)) return;
@@ -91,11 +90,10 @@ export class JobFeed {
   /** The page of history before what is known. */
   async olderEvents() {
     const answer = await jobs.events(this.id, { limit: EVENTS, order: "desc", after: this.firstEvent }, this.abort.signal);
-    if (answer.data.length === 0) return false;
+    if (answer.data.length === 0) return;
     this.firstEvent = answer.last_id;
     this.lastEvent ||= answer.first_id;
-    this.handlers.onEvents(answer.data.reverse(), true);
-    return answer.has_more;
+    this.handlers.onEvents(answer.data.reverse(), true, answer.has_more);
   }
 
   /** Read the job and what is new in its history at once, for example after an action. */
@@ -114,24 +112,25 @@ export class JobFeed {
     this.handlers.onJob(this.job);
   }
 
+  /** The newest step whole, and the past of the main curves, at once; then the past of the other metrics it has. */
   async #load() {
     const { step } = this.job.progress;
     if (step === 0) return;
-    const newest = await jobs.metrics(this.id, { global_step_from: step, global_step_to: step, limit: 1 }, this.abort.signal);
+    const [newest] = await Promise.all([
+      jobs.metrics(this.id, { global_step_from: step, global_step_to: step, limit: 1 }, this.abort.signal), this.#past([...this.first], step)]);
     const row = newest.data[0];
     if (!row) return;
     this.position = `${row.epoch}-${row.seq}`;
     this.newest = row.metrics;
-    this.handlers.onSteps();
     this.isThinned = step > BUCKETS;
-    const names = Object.keys(row.metrics).filter(this.wants);
-    const halves = [names.filter((name) => this.first.has(name)), names.filter((name) => !this.first.has(name))];
-    for (const wanted of halves) {
-      if (!wanted.length) continue;
-      const answer = await jobs.metrics(this.id, { names: wanted.join(","), global_step_to: step, resolution: BUCKETS }, this.abort.signal);
-      for (const [name, series] of collect(answer)) this.series.set(name, series);
-      this.handlers.onSteps();
-    }
+    await this.#past(Object.keys(row.metrics).filter((name) => this.wants(name) && !this.first.has(name)), step);
+  }
+
+  async #past(names, step) {
+    if (!names.length) return;
+    const answer = await jobs.metrics(this.id, { names: names.join(","), global_step_to: step, resolution: BUCKETS }, this.abort.signal);
+    for (const [name, series] of collect(answer)) this.series.set(name, series);
+    this.handlers.onSteps();
   }
 
   #startStream() {

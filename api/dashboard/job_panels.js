@@ -26,9 +26,9 @@ export class EventsPanel {
   }
 
   /** Take events in ascending order, before or after those known. */
-  add(events, areOlder) {
+  add(events, areOlder, hasOlder) {
     this.events = areOlder ? [...events, ...this.events] : [...this.events, ...events].slice(-KEPT_EVENTS);
-    if (areOlder) this.older.hidden = events.length < 1000;
+    if (areOlder) this.older.hidden = !hasOlder;
     this.#render();
   }
 
@@ -47,7 +47,7 @@ export class EventsPanel {
 
   #loadOlder() {
     return guarded(this.message, "Older events could not be read.", async () => {
-      this.older.hidden = !(await this.feed.olderEvents());
+      await this.feed.olderEvents();
     });
   }
 }

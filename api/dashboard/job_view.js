@@ -34,7 +34,7 @@ class JobView {
     this.alarms = [];
     const handlers = {
       onJob: (job) => this.#job(job),
-      onEvents: (events, areOlder) => this.#events(events, areOlder),
+      onEvents: (events, areOlder, hasOlder) => this.#events(events, areOlder, hasOlder),
       onSteps: () => this.#steps(),
       onState: (word, error) => this.#live(word, error),
       onError: (error, isFatal) => this.#error(error, isFatal),
@@ -148,8 +148,8 @@ class JobView {
     set("Left", job.is_terminal ? "0" : duration(left), job.is_terminal ? STATUS_WORDS[job.status] : "");
   }
 
-  #events(events, areOlder) {
-    this.eventsPanel.add(events, areOlder);
+  #events(events, areOlder, hasOlder) {
+    this.eventsPanel.add(events, areOlder, hasOlder);
     const alarms = events.filter((event) => ALARMS.has(event.event) && event.step !== null)
       .map((event) => ({ step: event.step, kind: "alarm", level: event.level, text: event.message }));
     if (alarms.length) {

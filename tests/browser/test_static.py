@@ -74,3 +74,19 @@ def test_every_import_leads_to_a_file() -> None:
     for path in SCRIPTS:
         for target in re.findall(r"""(?:from|import)\s*\(?["']\./([^"']+)["']""", path.read_text()):
             assert target in names, f"{path.name} imports {target}"
+
+
+def test_what_the_page_of_a_job_is_made_of_is_fetched_at_once() -> None:
+    """Modules found only by reading others cost a round trip each, one after the other."""
+    found: list[str] = []
+
+    def follow(name: str) -> None:
+        if name not in found:
+            found.append(name)
+            for target in re.findall(r'^import .*?from "\./([^"]+)"', (FOLDER / name).read_text(), re.MULTILINE):
+                follow(target)
+
+    follow("app.js")
+    follow("job_view.js")
+    preloaded = re.findall(r'<link rel="modulepreload" href="/static/([^"]+)">', (FOLDER / "index.html").read_text())
+    assert sorted(preloaded) == sorted(set(found) - {"app.js"})
