@@ -43,6 +43,16 @@ class EventLog:
         """An fsync has failed since: what it was to write may be lost although a later one succeeds."""
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the file that is written is no longer the one that is read: its directory was removed, or replaced."""
+        try:
+            return not os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False  # a disk that does not answer; what cannot be written waits
+
     def emit(
         self, kind: str, message: str, *, step: int | None = None, level: Level = "info", data: dict[str, Any] | None = None
     ) -> EngineEvent | None:

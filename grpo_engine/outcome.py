@@ -37,6 +37,10 @@ class ReferenceMismatch(ConfigError):
     reason = "reference_mismatch"
 
 
+class DirectoryGone(RunFailure):
+    """The attempt's directory was removed: nobody can follow the run, and nothing it writes would be found."""
+
+
 class CheckpointDamaged(RunFailure):
     """The checkpoint to resume from does not verify; an older one may."""
 
@@ -82,7 +86,8 @@ def exit_code(outcome: Outcome) -> int:
 
 
 def write_outcome(run_dir: Path, outcome: Outcome) -> None:
-    """Write `outcome.json` so that it is there whole or not at all, and survives a power cut."""
+    """Write `outcome.json` so that it is there whole or not at all, and survives a power cut. A directory that vanished is made anew."""
+    run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / OUTCOME_FILE
     temporary = path.with_name(f".{OUTCOME_FILE}.tmp")
     text = json.dumps(outcome.model_dump(), indent=1, allow_nan=False)

@@ -25,6 +25,11 @@ class SilentLog(EventLog):
         self.progress = self.progress.after(event)
         return None
 
+    @property
+    def is_gone(self) -> bool:
+        """There is no file that could vanish."""
+        return False
+
     def flush(self) -> bool:
         """Nothing ever waits."""
         return True

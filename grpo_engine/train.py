@@ -17,7 +17,7 @@ from grpo_engine.evaluation import Evaluation
 from grpo_engine.events import EventLog
 from grpo_engine.keeper import Keeper
 from grpo_engine.learner import Learner
-from grpo_engine.outcome import CheckpointFailed, GraderBroken, NonFinite, ReferenceMismatch
+from grpo_engine.outcome import CheckpointFailed, DirectoryGone, GraderBroken, NonFinite, ReferenceMismatch
 from grpo_engine.rescue import enforce
 from grpo_engine.rollout_files import RolloutFiles
 from grpo_engine.step import StepResult, train_step
@@ -46,6 +46,8 @@ def train(
         _report_evaluation(log, 0, _evaluate(learner, {}))
     while learner.step < learner.num_steps:
         step = learner.step + 1
+        if log.is_gone:
+            raise DirectoryGone(f"the directory of this attempt has vanished after step {learner.step}")
         stop, should_save = apply_commands(learner, log, step)
         if stop is not None:
             return _stopped(learner, keeper, stop, elapsed())

@@ -2,7 +2,8 @@
 
 A published checkpoint goes only when newer ones were accepted (one from a stretch that is being done anew, when that
 stretch was); pinned ones stay. Of the resume states of earlier
-attempts, those older than the current attempt's go; a job that succeeded or was cancelled keeps none. An engine bounds the
+attempts, those older than the current attempt's go; a job that succeeded or was cancelled keeps none. What an engine that was
+killed left half written, and resume states it never announced, go once its attempt is over; published weights do not. An engine bounds the
 rollouts of its own attempt; here those of earlier attempts go, so that all attempts together keep `telemetry.rollouts_keep` steps.
 """
 
@@ -31,7 +32,19 @@ class Retention:
             if directory.exists():
                 shutil.rmtree(directory)
                 log.info("checkpoint %s of attempt %d of job %s was deleted", record.name, record.epoch, job.id)
+        self._sweep_strays(job)
         self._sweep_rollouts(job)
+
+    def _sweep_strays(self, job: JobRecord) -> None:
+        artifacts = self._ledger.artifacts
+        listed = {(record.epoch, record.name) for records in self._ledger.stored_checkpoints(job.id) for record in records}
+        for epoch in artifacts.epochs(job.id):
+            if epoch == job.epoch and job.state not in (State.SUCCEEDED, State.CANCELLED):
+                continue
+            for path in artifacts.attempt_dir(job.id, epoch).glob("checkpoints/*"):
+                if path.name.startswith((".tmp-", "resume-")) and (epoch, path.name) not in listed and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                    log.info("%s of attempt %d of job %s is in no list; it was deleted", path.name, epoch, job.id)
 
     def _sweep_rollouts(self, job: JobRecord) -> None:
         """Of a step kept by several attempts the latest attempt's counts."""

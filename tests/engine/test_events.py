@@ -146,3 +146,14 @@ def test_the_verdict_is_written_whole_and_has_its_exit_code(tmp_path: Path, stat
     assert Outcome.model_validate_json((tmp_path / "outcome.json").read_bytes()) == outcome
     assert [path.name for path in tmp_path.iterdir()] == ["outcome.json"]
     assert exit_code(outcome) == code
+
+
+def test_a_file_that_was_removed_or_replaced_is_noticed(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl", 1)
+    log.emit("engine.started", "up")
+    assert not log.is_gone
+    log.path.unlink()
+    assert log.is_gone
+    log.path.write_text("another")
+    assert log.is_gone
+    log.close()

@@ -352,6 +352,28 @@ def test_old_checkpoints_are_retired_and_pinned_ones_stay(room: Room) -> None:
     assert left == ["step-000001", "step-000003", "step-000004"], "the resume state of a finished job is gone, too"
 
 
+def test_what_a_killed_engine_left_half_written_or_unannounced_goes(room: Room) -> None:
+    """Each may be as large as the model; no list names them, so nobody else would delete them."""
+    job = make_job(room.ledger)
+    first = room.start(job.id)
+    first.checkpoint(2)
+    place = first.path / "checkpoints"
+    for name in (".tmp-resume-000004-a", "resume-000004", "step-000004"):
+        (place / name).mkdir()
+    room.wait(room.settings.file_check_s * 2)
+    assert len(list(place.iterdir())) == 4, "the engine may be writing"
+    first.end("failed", "crash", retryable=True, last_step=3)
+    room.turn()
+    wait_until = room.clock.now + 60
+    while room.ledger.get_job(job.id).epoch == 1 and room.clock.now < wait_until:
+        room.turn(0.5)
+    other = Room(room.settings)
+    other.turn()
+    other.close()
+    left = sorted(path.name for path in place.iterdir())
+    assert left == ["resume-000002", "step-000004"], "weights somebody may want are never taken for debris"
+
+
 def test_a_new_dispatcher_retires_what_the_last_one_left(room: Room) -> None:
     job = make_job(room.ledger)
     attempt = room.start(job.id)
