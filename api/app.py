@@ -50,6 +50,7 @@ from grpo_engine.grader import ProcessPool
 from jobs.ledger import open_ledger
 from jobs.live import Live
 from jobs.otel import Otel
+from jobs.rebuild import refuse_emptied
 from jobs.settings import Settings
 
 ROUTERS = (
@@ -107,6 +108,7 @@ def create_app(settings: Settings | None = None, *, limits: StreamLimits | None 
 
 def _build(settings: Settings, limits: StreamLimits | None) -> Services:
     ledger = open_ledger(settings)
+    refuse_emptied(ledger)
     live = Live.connect(settings)
     served = ServedQueues(live)
     chosen = limits or StreamLimits(poll_s=settings.poll_s, max_streams=settings.sse_total, max_per_key=settings.sse_per_key)

@@ -18,6 +18,7 @@ from sqlalchemy.exc import IntegrityError
 from grpo_engine.contract.error import Conflict, GrpoError, InvalidRequest
 from grpo_engine.contract.job import JobSpec
 from jobs.artifacts import fsync_dir
+from jobs.database import DatabaseDamaged
 from jobs.event_files import read_events
 from jobs.ledger import IdempotencyKey, JobRecord, Ledger, canonical_json
 from jobs.lifecycle import State, Wanted
@@ -32,6 +33,24 @@ class Rebuilt:
     steps: int = 0
     problems: list[str] = field(default_factory=list)
     """One sentence for each directory that could not be restored."""
+
+
+def refuse_emptied(ledger: Ledger) -> None:
+    """Before anything is served: raises DatabaseDamaged when the database knows no job and jobs were run here.
+
+    A file that was cut to nothing, or is missing, is a new database to SQLite; to serve it would be to forget every job. A
+    directory without an attempt proves nothing: its job may never have been accepted.
+    """
+    if ledger.list_jobs(limit=1).data:
+        return
+    left = [job_id for job_id in ledger.artifacts.job_ids() if ledger.artifacts.epochs(job_id)]
+    if left:
+        ledger.close()
+        raise DatabaseDamaged(
+            f"the database is empty, and {len(left)} jobs were run in {ledger.artifacts.data_dir}; stop the server, restore the backup "
+            "or run `grpo admin rebuild`, which restores jobs, metrics and checkpoints from the job directories (keys and uploads "
+            "come from the backup); to begin anew, give another data directory"
+        )
 
 
 def rebuild(ledger: Ledger) -> Rebuilt:

@@ -29,6 +29,7 @@ from jobs.lifecycle import State
 from jobs.live import Live
 from jobs.otel import Otel
 from jobs.queue import Publisher
+from jobs.rebuild import refuse_emptied
 from jobs.settings import Settings, SettingsError
 
 RETENTION_EVERY_S = 30.0
@@ -62,8 +63,10 @@ class Dispatcher:
 
     @classmethod
     def open(cls, settings: Settings) -> Dispatcher:
-        """With a ledger and a Redis client of its own."""
-        return cls(open_ledger(settings), Live.connect(settings), settings)
+        """With a ledger and a Redis client of its own. Raises DatabaseDamaged, also for a database that lost its jobs."""
+        ledger = open_ledger(settings)
+        refuse_emptied(ledger)
+        return cls(ledger, Live.connect(settings), settings)
 
     def run(self) -> None:
         """Turn until `stop()`. An outage of Redis or the database is logged and waited out."""

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from api.app import create_app
 from grpo_engine.contract.error import Conflict, InvalidRequest
+from jobs.database import DatabaseDamaged
+from jobs.dispatcher import Dispatcher
 from jobs.ledger import IdempotencyKey, Ledger, open_ledger
 from jobs.lifecycle import State
-from jobs.rebuild import backup, rebuild
+from jobs.rebuild import backup, rebuild, refuse_emptied
 from jobs.settings import Settings, bare_environment
 from tests.jobs.makers import FakeAttempt, make_job, make_spec, make_upload
 from tests.jobs.test_ingest import restart
@@ -120,4 +123,27 @@ def test_the_command_an_operator_is_told_to_run_works(settings: Settings, tmp_pa
     assert (done.returncode, done.stdout) == (0, "1 jobs and 0 steps restored\n")
     ledger = open_ledger(settings)
     assert [found.id for found in ledger.list_jobs().data] == [job.id]
+    ledger.close()
+
+
+@pytest.mark.parametrize("harm", ["missing", "cut to nothing"])
+def test_a_database_that_lost_every_job_is_not_served(settings: Settings, harm: str) -> None:
+    """To SQLite it is a new one."""
+    ledger = open_ledger(settings)
+    refuse_emptied(ledger)
+    job = make_job(ledger)
+    start(ledger, job.id)
+    refuse_emptied(ledger)
+    ledger.close()
+    for path in settings.data_dir.glob("grpo.db*"):
+        path.unlink()
+    if harm == "cut to nothing":
+        (settings.data_dir / "grpo.db").write_bytes(b"")
+    with pytest.raises(DatabaseDamaged, match=r"1 jobs were run in .*grpo admin rebuild"):
+        Dispatcher.open(settings)
+    with pytest.raises(DatabaseDamaged, match=r"1 jobs were run in .*grpo admin rebuild"):
+        create_app(settings)
+    ledger = open_ledger(settings)
+    assert rebuild(ledger).jobs == [job.id]
+    refuse_emptied(ledger)
     ledger.close()
