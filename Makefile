@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: demo test test-slow test-faults test-browser soak lint format check clean help
+.PHONY: demo test test-slow test-faults test-browser soak lint format audit check clean help
 
 help:
 	@echo "make demo [ARGS=--exit]   train the example end to end; --exit ends with the job"
@@ -14,6 +14,7 @@ help:
 	@echo "make soak [ARGS=--seed N]  200 random kills on a real server; prints its seed"
 	@echo "make test-browser         the dashboard in Chromium (apt-get install chromium)"
 	@echo "make lint                 ruff, mypy, import contracts"
+	@echo "make audit                known vulnerabilities of the pinned versions; asks a service on the network"
 
 $(VENV)/pip.stamp: constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -60,5 +61,10 @@ format: $(VENV)/dev.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# An environment of its own: what pip-audit needs is no part of ours.
+audit:
+	@test -x $(VENV)-audit/bin/pip-audit || ($(PYTHON) -m venv $(VENV)-audit && $(VENV)-audit/bin/pip install --quiet pip-audit==2.10.1)
+	$(VENV)-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --progress-spinner off $(ARGS)
+
 clean:
-	rm -rf $(VENV) .grpo .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-audit .grpo .pytest_cache .mypy_cache .ruff_cache

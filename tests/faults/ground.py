@@ -165,13 +165,19 @@ class Ground(LiveStack):
         return self.stack.children[name].plan.log.read_text(errors="replace")
 
 
+def add_environment(stack: Stack, name: str, environment: dict[str, str]) -> None:
+    """Start a part with these variables beside its own."""
+    child = stack.children[name]
+    child.plan = dataclasses.replace(child.plan, environment={**child.plan.environment, **environment})
+
+
 @contextmanager
 def ground(
-    directory: Path, *, scripted: bool = True, worker_environment: Callable[[Settings], dict[str, str]] | None = None, **overrides: Any
+    directory: Path, *, scripted: bool = True, prepare: Callable[[Stack], None] = lambda _: None, **overrides: Any
 ) -> Iterator[Ground]:
     """A server of its own below `directory`. Call it from the main thread. Afterwards no process of it is left.
 
-    `worker_environment` says what the worker's environment has beside the usual.
+    `prepare` may change the parts before they start.
     """
     models = directory / "models"
     _make_model(models / MODEL, scripted=scripted)
@@ -179,10 +185,9 @@ def ground(
         data_dir=directory / "data", port=0, model_dir=models, **{**SHORT_TIMES, "stalled_after_s": 4.0, **overrides}
     ).resolved()
     stack = Stack(settings, say=print)
-    worker = stack.children["worker"]
-    if worker_environment is not None:
-        worker.plan = dataclasses.replace(worker.plan, environment={**worker.plan.environment, **worker_environment(stack.settings)})
+    prepare(stack)
     if scripted:
+        worker = stack.children["worker"]
         environment = {**worker.plan.environment, "PYTHONPATH": str(HERE.parents[1])}
         command = [sys.executable, str(HERE / "scripted_worker.py")]
         worker.plan = dataclasses.replace(worker.plan, command=command, environment=environment)

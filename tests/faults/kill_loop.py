@@ -24,8 +24,8 @@ from tests.stack import wait_for
 VICTIMS = ("engine", "engine", "pool child", "worker", "dispatcher", "api", "valkey")
 STEPS = 30
 STARTS_WITHIN_S = 25.0
-PATIENT = {"max_crashes": 10_000, "max_worker_losses": 10_000, "max_stuck_attempts": 10_000}
-"""A random kill is no poison: nobody shall give up for its sake."""
+PATIENT = {"max_crashes": 10_000, "max_worker_losses": 10_000, "max_stuck_attempts": 10_000, "retry_backoff_s": 1e-6}
+"""A random kill is no poison: nobody shall give up for its sake, nor wait longer with each."""
 
 
 def kill_loop(directory: Path, *, kills: int, seed: int, say: Callable[[str], None] = print) -> Counter[str]:

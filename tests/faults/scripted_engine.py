@@ -55,6 +55,8 @@ class ScriptedEngine:
     def save(self, kind: str) -> None:
         """A checkpoint directory that is complete or absent, and its announcement."""
         name = f"{'step' if kind == 'published' else 'resume'}-{self.step:06d}"
+        if name == self.newest:
+            return
         parent = self.run_dir / "checkpoints"
         draft = parent / f".tmp-{name}"
         draft.mkdir(parents=True)

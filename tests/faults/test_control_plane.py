@@ -26,10 +26,11 @@ from tests.stack import wait_for
 def test_an_api_killed_during_a_post_leaves_no_job_or_one(yard: Ground) -> None:
     """Killed at some moment around the commit; the same key afterwards gives the job that was made, or makes it."""
     dice = random.Random(27)
-    spec = yard.spec(steps=1)
+    spec, like = yard.spec(steps=1), yard.like(1)
     for number in range(3):
         headers = {"idempotency-key": f"killed-{number}"}
         told: list[str] = []
+        before = {job.id for job in yard.ledger.list_jobs(limit=1000).data}
 
         def post(headers: dict[str, str] = headers, told: list[str] = told) -> None:
             try:
@@ -46,9 +47,9 @@ def test_an_api_killed_during_a_post_leaves_no_job_or_one(yard: Ground) -> None:
         yard.restart("api")
         job_id = wait_for(lambda spec=spec, number=number: _create(yard, spec, f"killed-{number}"), "the API to accept", 60)
         assert told in ([], [job_id])
-        assert yard.end(job_id, "succeeded", yard.like(1)).epoch == 1
-    made = [job for job in yard.ledger.list_jobs(limit=1000).data if job.num_steps == 1 and job.spec.metadata == {}]
-    assert len({job.id for job in made}) == len(made)
+        assert yard.end(job_id, "succeeded", like).epoch == 1
+        assert {job.id for job in yard.ledger.list_jobs(limit=1000).data} - before == {job_id}, "one job, and no other"
+        assert set(yard.artifacts.job_ids()) - before == {job_id}
 
 
 def _create(yard: Ground, spec: dict[str, object], key: str) -> str | None:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
-from jobs.settings import Settings, bare_environment
-from tests.faults.ground import HERE, Ground, ground
+from api.embedded.stack import Stack
+from jobs.settings import bare_environment
+from tests.faults.ground import HERE, Ground, add_environment, ground
 from tests.faults.wire import Line
 from tests.stack import wait_for
 
 pytestmark = pytest.mark.faults
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def line() -> Iterator[list[Line]]:
     """The first worker's line to Redis, once there is one."""
     lines: list[Line] = []
@@ -28,17 +28,18 @@ def line() -> Iterator[list[Line]]:
         one.close()
 
 
-@pytest.fixture
-def site(tmp_path: Path, line: list[Line]) -> Iterator[Ground]:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, line: list[Line]) -> Iterator[Ground]:
     """A server that gives up on a silent worker quickly, and whose worker reaches Redis through a line of its own."""
 
-    def through_the_line(settings: Settings) -> dict[str, str]:
-        url = urlsplit(settings.redis_url)
-        assert url.port is not None
-        line.append(Line(url.port))
-        return {"GRPO_REDIS_URL": settings.redis_url.replace(f":{url.port}", f":{line[0].port}")}
+    def through_the_line(stack: Stack) -> None:
+        url = stack.settings.redis_url
+        port = urlsplit(url).port
+        assert port is not None
+        line.append(Line(port))
+        add_environment(stack, "worker", {"GRPO_REDIS_URL": url.replace(f":{port}", f":{line[0].port}")})
 
-    with ground(tmp_path, worker_environment=through_the_line, lease_ttl_s=2.0, lost_after_s=4.0, heartbeat_s=0.5) as server:
+    with ground(tmp_path_factory.mktemp("site"), prepare=through_the_line, lease_ttl_s=2.0, lost_after_s=4.0, heartbeat_s=0.5) as server:
         yield server
 
 
@@ -113,7 +114,10 @@ def test_a_partition_shorter_than_the_limit_costs_nothing(site: Ground, line: li
 def test_half_a_second_of_latency_and_a_tenth_lost_lose_no_attempt(site: Ground, line: list[Line]) -> None:
     like, before = site.like(30), line[0].pieces
     line[0].slow(delay_s=0.25, loss=0.1, held_s=0.8)
-    job = site.end(site.submit("step_s=0.2", steps=30), "succeeded", like)
+    try:
+        job = site.end(site.submit("step_s=0.2", steps=30), "succeeded", like)
+    finally:
+        line[0].slow(delay_s=0.0, loss=0.0, held_s=0.0)
     assert (job.epoch, job.worker_losses, job.crashes) == (1, 0, 0)
     assert line[0].pieces > before + 20, "the worker does not use the line"
 

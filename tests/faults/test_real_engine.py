@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,8 @@ def test_killed_in_the_middle_of_a_step(field: Ground) -> None:
     field.engine(job_id).kill()
     job = field.end(job_id, "succeeded", field.like(STEPS))
     assert (job.epoch, job.crashes) == (2, 1)
+    assert job.resume_from is not None
+    assert int(job.resume_from[-6:]) >= 4, "from the last complete one, and not from the start"
 
 
 def test_killed_while_a_checkpoint_is_written(field: Ground) -> None:
@@ -29,11 +32,25 @@ def test_killed_while_a_checkpoint_is_written(field: Ground) -> None:
     field.reach(job_id, 4)
     parent = field.artifacts.attempt_dir(job_id, 1) / "checkpoints"
     engine = field.engine(job_id)
-    wait_for(lambda: any(parent.glob(".tmp-*")), "a checkpoint half written")
+    (half,) = stop_in_a_checkpoint(engine, parent)
     engine.kill()
     job = field.end(job_id, "succeeded", field.like(STEPS))
     assert (job.epoch, job.crashes) == (2, 1)
     assert job.resume_from is not None, "there was a whole one before"
+    assert int(job.resume_from[-6:]) < int(half.name.split("-")[2]), "the one before"
+    wait_for(lambda: not half.exists(), "the half written one to be deleted")
+
+
+def stop_in_a_checkpoint(engine: psutil.Process, parent: Path) -> list[Path]:
+    """SIGSTOP the engine while a resume state is half written."""
+    deadline = time.monotonic() + 60
+    while True:
+        assert time.monotonic() < deadline, "no checkpoint was caught half written"
+        if any(parent.glob(".tmp-resume-*")):
+            engine.suspend()
+            if found := list(parent.glob(".tmp-resume-*")):
+                return found
+            engine.resume()
 
 
 def test_stopped_by_a_signal_it_is_called_stalled_and_goes_on(field: Ground) -> None:
@@ -105,6 +122,20 @@ def test_the_host_goes_down_and_comes_up(field: Ground) -> None:
 
 def family(process: psutil.Process) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
+
+
+def test_an_attempt_directory_that_vanishes_ends_the_attempt_and_not_the_job(field: Ground) -> None:
+    """Its open files are writable for ever; without a look the engine would train on, followed by nobody."""
+    job_id = field.submit(steps=STEPS)
+    field.reach(job_id, 5)
+    engine = field.engine(job_id)
+    engine.suspend()
+    shutil.rmtree(field.artifacts.attempt_dir(job_id, 1))
+    engine.resume()
+    job = field.end(job_id, "succeeded", field.like(STEPS))
+    assert (job.epoch, job.crashes, job.worker_losses) == (2, 1, 0)
+    crashed = next(event for event in field.ledger.events(job_id).data if event.type == "job.queued")
+    assert "has vanished" in crashed.message
 
 
 def test_a_checkpoint_directory_made_unwritable_stops_no_training(field: Ground) -> None:
