@@ -55,13 +55,13 @@ class Services:
         return AsyncLive.connect(self.settings)
 
 
-def services(request: Request) -> Services:
-    """The server's parts."""
+async def services(request: Request) -> Services:
+    """The server's parts. Async, as everything here that only looks at memory: a plain function costs a change of threads."""
     found: Services = request.app.state.services
     return found
 
 
-def caller(request: Request) -> Caller:
+async def caller(request: Request) -> Caller:
     """Who sent the request; set by `authorise`."""
     found: Caller = request.state.caller
     return found
@@ -79,11 +79,13 @@ async def json_body(request: Request) -> dict[str, Any]:
     return loads_object(body)
 
 
-def known_query(request: Request) -> None:
+async def known_query(request: Request) -> None:
     """Router-level dependency: a query parameter that the route does not know, or that is given twice, is an error, never ignored."""
     route = request.scope.get("route")
     dependant = getattr(route, "dependant", None)
     if dependant is None:
+        return
+    if not request.scope["query_string"]:
         return
     lists = _query_names(dependant, is_list=True)
     known = lists | _query_names(dependant, is_list=False) | extra_query(request.scope.get("endpoint"))

@@ -178,13 +178,14 @@ def create_once(services: Services, key: IdempotencyKey | None, admitted: Callab
         idempotency=key,
     )
     shown = _show(services, job)
-    return answer(shown, status=201, headers={"location": f"{router.prefix}/{job.id}", "etag": _etag(shown)}), True
+    return answer(shown, status=201, headers={"location": f"{router.prefix}/{job.id}", "etag": _etag(shown.model_dump_json())}), True
 
 
 def _read(services: Services, job_id: str) -> tuple[JobRecord, Response]:
-    job = services.ledger.get_job(job_id)
-    shown = _show(services, job)
-    return job, answer(shown, headers={"etag": _etag(shown)})
+    job, line = services.ledger.job_with_lineage(job_id)
+    shown = _show(services, job, line)
+    text = shown.model_dump_json()
+    return job, Response(text, headers={"etag": _etag(text)}, media_type="application/json")
 
 
 def _show(services: Services, job: JobRecord, line: LineageRecord | None = None) -> Job:
@@ -209,8 +210,8 @@ def _labels(request: Request) -> dict[str, str]:
     return labels
 
 
-def _etag(job: Job) -> str:
-    return f'"{hashlib.sha256(job.model_dump_json().encode()).hexdigest()[:32]}"'
+def _etag(shown: str) -> str:
+    return f'"{hashlib.sha256(shown.encode()).hexdigest()[:32]}"'
 
 
 def owner(caller: Caller) -> str:

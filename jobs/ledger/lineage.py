@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
 from jobs.ledger.book import Book
+from jobs.ledger.records import JobRecord
 from jobs.tables import checkpoints, jobs, lineage, sweep_members
 
 _CHECKPOINT_ID = re.compile(r"ftckpt-[A-Za-z0-9_-]{1,64}")
@@ -27,6 +29,27 @@ class LineageRecord:
     sweep: str | None = None
     sweep_member: str | None = None
     """Its name in the sweep."""
+
+
+def _line(kind: str, first: sa.Column[str], second: object, third: object, number: object) -> sa.Select[Any]:
+    """One part of `_LINE_OF_ONE`: what it tells of, three texts, and a number to sort by."""
+    texts = (sa.literal_column(f"'{kind}'").label("kind"), first.label("first"))
+    return sa.select(*texts, sa.type_coerce(second, sa.Text()).label("second"), sa.type_coerce(third, sa.Text()).label("third"),
+                     sa.type_coerce(number, sa.Double()).label("number"))  # fmt: skip
+
+
+def _line_of_one() -> sa.CompoundSelect[Any]:
+    none, zero, job = sa.cast(sa.null(), sa.Text()), sa.cast(sa.literal_column("0"), sa.Double()), sa.bindparam("job")
+    parent = _line("parent", lineage.c.parent_job, lineage.c.parent_checkpoint, lineage.c.root_model, zero)
+    child = lineage.join(jobs, jobs.c.id == lineage.c.job_id)
+    fork = _line("fork", lineage.c.job_id, none, none, jobs.c.created_at).select_from(child)
+    place = _line("sweep", sweep_members.c.sweep_id, sweep_members.c.name, none, zero)
+    return sa.union_all(
+        parent.where(lineage.c.job_id == job), fork.where(lineage.c.parent_job == job), place.where(sweep_members.c.job_id == job)
+    )
+
+
+_LINE_OF_ONE = _line_of_one()
 
 
 class LineageBook(Book):
@@ -58,6 +81,24 @@ class LineageBook(Book):
             )
             for job_id in ids
         }
+
+    def job_with_lineage(self, job_id: str) -> tuple[JobRecord, LineageRecord]:
+        """A job and its place in its line, in one look and two statements: what every read of a job needs. Raises NotFound."""
+        with self.database.read() as connection:
+            job = self._job(connection, job_id)
+            rows = connection.execute(_LINE_OF_ONE, {"job": job_id}).all()
+        parent = next((row for row in rows if row.kind == "parent"), None)
+        place = next((row for row in rows if row.kind == "sweep"), None)
+        forks = sorted((row for row in rows if row.kind == "fork"), key=lambda row: (row.number, row.first))
+        line = LineageRecord(
+            parent_job=None if parent is None else parent.first,
+            parent_checkpoint=None if parent is None else parent.second,
+            root_model=None if parent is None else parent.third,
+            forks=tuple(row.first for row in forks),
+            sweep=None if place is None else place.first,
+            sweep_member=None if place is None else place.second,
+        )
+        return job, line
 
     def record_lineage(self, connection: sa.Connection, job_id: str, model: str) -> bool:
         """Note the parent of a job whose model is a checkpoint; False when it is none, or its job is not known (yet)."""
