@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from api.complaint import complain
-from grpo_engine.contract.error import GrpoError
-from jobs.database import DatabaseDamaged
-from jobs.ledger import Ledger, open_ledger
-from jobs.rebuild import backup, rebuild
-from jobs.settings import Settings
+from api.own_ledger import own_ledger
 
 app = typer.Typer(help="Back up the database, or rebuild it from the job directories.", no_args_is_help=True)
 console = Console()
@@ -31,7 +23,9 @@ def rebuild_command(data_dir: DataDir = None) -> None:
 
     Keys and uploads are not in them: those come from a backup. Jobs that had not ended are paused; resume them.
     """
-    with _ledger(data_dir) as ledger:
+    from jobs.rebuild import rebuild
+
+    with own_ledger(data_dir) as ledger:
         found = rebuild(ledger)
     console.print(f"{len(found.jobs)} jobs and {found.steps} steps restored", highlight=False)
     for problem in found.problems:
@@ -45,19 +39,8 @@ def backup_command(
     target: Annotated[Path, typer.Argument(help="New file for the copy.", dir_okay=False)], data_dir: DataDir = None
 ) -> None:
     """Copy the SQLite database, consistently, while the server runs."""
-    with _ledger(data_dir) as ledger:
+    from jobs.rebuild import backup
+
+    with own_ledger(data_dir) as ledger:
         backup(ledger, target)
     console.print(f"{target} holds the database", highlight=False, soft_wrap=True, markup=False)
-
-
-@contextmanager
-def _ledger(data_dir: Path | None) -> Iterator[Ledger]:
-    try:
-        ledger = open_ledger(Settings.from_env(data_dir=data_dir))
-        try:
-            yield ledger
-        finally:
-            ledger.close()
-    except (GrpoError, DatabaseDamaged, sqlite3.Error) as error:
-        complain(error)
-        raise typer.Exit(1) from error

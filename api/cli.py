@@ -20,7 +20,6 @@ from api.embedded.stack import StackFailed
 from api.embedded.valkey import NoEmbeddedRedis
 from api.up import up
 from grpo_engine.contract.error import GrpoError
-from jobs.database import DatabaseDamaged
 from jobs.settings import Settings, SettingsError, bare_environment
 
 app = typer.Typer(
@@ -95,7 +94,7 @@ def main() -> None:
     """Entry point. 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     try:
         app()
-    except (ClientError, DataDirBusy, StackFailed, NoEmbeddedRedis, SettingsError, GrpoError, DatabaseDamaged, OSError) as error:
+    except (ClientError, DataDirBusy, StackFailed, NoEmbeddedRedis, SettingsError, GrpoError, OSError) as error:
         complain(error)
         sys.exit(1)
 

@@ -4,40 +4,26 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from api.complaint import complain
-from grpo_engine.contract.error import GrpoError
-from jobs.ledger import SCOPES, ApiKeyRecord, Ledger, open_ledger
-from jobs.settings import Settings
+from api.own_ledger import own_ledger
+from jobs.scopes import SCOPES
+
+if TYPE_CHECKING:
+    from jobs.ledger import ApiKeyRecord
 
 app = typer.Typer(help="Make, list and revoke API keys. With the first key the server stops answering without one.", no_args_is_help=True)
 console = Console()
 
 DataDir = Annotated[Path | None, typer.Option(help="Directory of the server's data. [default: ./.grpo or GRPO_DATA_DIR]")]
 _DAY_S = 86400
-
-
-@contextmanager
-def _ledger(data_dir: Path | None) -> Iterator[Ledger]:
-    """The deployment's ledger; an error meant for people ends the command with exit code 1."""
-    ledger = open_ledger(Settings.from_env(data_dir=data_dir))
-    try:
-        yield ledger
-    except GrpoError as error:
-        complain(error.message)
-        raise typer.Exit(1) from error
-    finally:
-        ledger.close()
 
 
 @app.command("create")
@@ -52,7 +38,7 @@ def create(
     if not name.strip():
         raise typer.BadParameter("a key needs a name that says what it is for", param_hint="name")
     expires_at = None if expires_in_days is None else time.time() + expires_in_days * _DAY_S
-    with _ledger(data_dir) as ledger:
+    with own_ledger(data_dir) as ledger:
         record, secret = ledger.create_api_key(name=name, scopes=scope or ["admin"], expires_at=expires_at)
     if as_json:
         typer.echo(json.dumps({"id": record.id, "name": record.name, "scopes": record.scopes, "key": secret}))
@@ -64,7 +50,7 @@ def create(
 @app.command("list")
 def list_keys(data_dir: DataDir = None) -> None:
     """List the keys, without their secrets."""
-    with _ledger(data_dir) as ledger:
+    with own_ledger(data_dir) as ledger:
         records = ledger.list_api_keys()
     table = Table(Column("id", no_wrap=True), "name", "scopes", "made", "last used", "state")
     for record in records:
@@ -77,7 +63,7 @@ def list_keys(data_dir: DataDir = None) -> None:
 @app.command("revoke")
 def revoke(key_id: Annotated[str, typer.Argument(help="Its id, the part between the underscores.")], data_dir: DataDir = None) -> None:
     """Close a key for good."""
-    with _ledger(data_dir) as ledger:
+    with own_ledger(data_dir) as ledger:
         record = ledger.revoke_api_key(key_id)
     typer.echo(f"key {record.id} ({record.name}) opens nothing any more")
 

@@ -11,7 +11,7 @@ from jobs.ledger.attempts import AttemptBook, Lost, Void
 from jobs.ledger.book import Budgets, IllegalTransition
 from jobs.ledger.control import Request
 from jobs.ledger.creation import NewJob
-from jobs.ledger.credentials import SCOPES, CredentialBook
+from jobs.ledger.credentials import CredentialBook
 from jobs.ledger.deliveries import DeliveryBook, DeliveryRecord
 from jobs.ledger.files import FileBook
 from jobs.ledger.folding import Sampled, SamplingBook
@@ -39,7 +39,6 @@ from jobs.ledger.webhooks import EndpointRecord, WebhookBook
 from jobs.settings import Settings
 
 __all__ = [
-    "SCOPES",
     "ApiKeyRecord",
     "Budgets",
     "CheckpointRecord",

@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from grpo_engine.contract.error import InvalidRequest, NotFound
 from jobs.ledger.book import Book
 from jobs.ledger.records import ApiKeyRecord
+from jobs.scopes import SCOPES
 from jobs.tables import api_keys
 
-SCOPES = ("read", "submit", "control", "admin")
 _TOUCH_S = 60.0
 
 
