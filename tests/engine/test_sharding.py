@@ -68,10 +68,13 @@ def run_to_the_end(ranks: Ranks, run_dir: Path, is_double: bool) -> Held:
         return Held(tokens, {name: value.clone() for name, value in learner.policy.weights().items()}, sum(part.nbytes for part in own))
 
 
-def run_over(job: Path, size: int, *, is_double: bool = True, **grpo: Any) -> list[Held]:
-    """A run of `STEPS` steps over so many processes; with two and more its weights are divided. Its events are in attempts/`size`."""
+def run_over(job: Path, size: int, *, is_double: bool = True, steps: int = STEPS, after: Path | None = None, **grpo: Any) -> list[Held]:
+    """A run over so many processes; with two and more its weights are divided. Its events are in attempts/`size`, or, when it continues
+    the state of another, in attempts/`size`-resumed."""
     resources = {"cpu_ranks": size, "micro_batch_tokens": SMALL, "strategy": "fsdp" if size > 1 else "ddp", **grpo.pop("resources", {})}
-    run_dir = make_run(job, str(size), make_spec(job, **grpo, limits={"num_steps": STEPS}, resources=resources))
+    spec = make_spec(job, **grpo, limits={"num_steps": steps}, resources=resources)
+    more = {} if after is None else {"epoch": 2, "resume_from": str(after)}
+    run_dir = make_run(job, f"{size}-resumed" if more else str(size), spec, **more)
     return in_processes(Resources.model_validate_json(json.dumps(resources)), run_to_the_end, run_dir, is_double)
 
 
@@ -88,6 +91,7 @@ def assert_alike(job: Path, alone: Held, divided: list[Held], limit: float, step
         torch.testing.assert_close(divided[0].weights[name], weight, rtol=limit, atol=limit)
 
 
+@pytest.mark.slow
 def test_two_processes_with_half_of_everything_give_the_numbers_of_one(tmp_path: Path) -> None:
     """Losses, gradient norms, KL, beta and weights to 1e-9; each holds half of the masters and half of Adam's moments."""
     job = make_job(tmp_path)
@@ -123,7 +127,7 @@ def test_where_forwards_are_acts_of_all_the_first_shortage_is_the_end() -> None:
     def work() -> None:
         raise MemoryError("tried to allocate 4 GiB")
 
-    with pytest.raises(OutOfMemory, match=r"4,294,967,296 bytes.*micro-batches of 100 tokens.*micro_batch_tokens"):
+    with pytest.raises(OutOfMemory, match=r"micro-batches of 100 tokens: 4,294,967,296 bytes.*micro_batch_tokens"):
         budget.fit(work, "the update")
     assert not budget.was_halved
 
@@ -183,3 +187,22 @@ def test_a_rollback_puts_every_part_back(tmp_path: Path) -> None:
     assert len(divided[0].tokens) == 4
     assert [event.data["to_step"] for event in events(job / "attempts" / "2", "run.rewound")] == [0]
     assert_alike(job, alone, divided, 1e-9, steps=2)
+
+
+@pytest.mark.slow
+def test_a_state_is_continued_by_any_number_under_either_strategy(tmp_path: Path) -> None:
+    """What lies on the disk is whole: two steps by one and the third by three, or two steps by two and the third by one."""
+    job = make_job(tmp_path)
+    whole, part = job / "whole", job / "part"
+    for directory in (whole, part):
+        directory.mkdir()
+        for name in ("model", "rows.jsonl"):
+            (directory / name).symlink_to(job / name)
+    undisturbed = run_over(whole, 1)[0]
+    for size, then in ((1, 3), (2, 1)):
+        run_over(part, size, steps=STEPS - 1)
+        state = part / "attempts" / str(size) / "checkpoints" / f"resume-{STEPS - 1:06d}"
+        continued = run_over(part, then, after=state)[0]
+        assert continued.tokens == undisturbed.tokens[STEPS - 1 :]
+        for name, weight in undisturbed.weights.items():
+            torch.testing.assert_close(continued.weights[name], weight, rtol=1e-9, atol=1e-9)
