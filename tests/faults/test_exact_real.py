@@ -68,7 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
         "checkpoints": {"resume_every": 1},
     },
 }
-STEPS_BEFORE_KILL = (1, 4)
+STEPS_BEFORE_KILL = (1, 3)
 PATIENCE_S = 400
 """Of a loaded machine; four victims share it with the runs left alone."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -63,7 +64,7 @@ def test_a_job_runs_with_them_and_nothing_is_refused_that_the_parts_do(site: Gro
     site.restart("worker")
     assert site.end(drained, "succeeded").preemptions == 1
     with site.redis() as client:
-        told = [entry for entry in client.acl_log() if entry["username"] in PASSWORDS]
+        told = [entry for entry in cast(list[dict[str, str]], client.acl_log()) if entry["username"] in PASSWORDS]
     assert told == [], "Redis has refused something that a part does"
     for part in ("api", "dispatcher", "worker"):
         assert "NOPERM" not in site.log(part)
