@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from statistics import fmean
 
 from grpo_engine.contract.intake import validate
 from grpo_engine.contract.job import GrpoConfig
@@ -40,7 +39,9 @@ def test_the_fixed_run_that_misbehaves_is_seen() -> None:
 
 def test_a_healthy_run_is_silent() -> None:
     assert story("healthy") == []
-    assert fmean(row["kl/ref/k3/mean"] for _, row in rows("healthy")) < 0.05
+    readings = [row["kl/ref/k3/mean"] for _, row in rows("healthy")]
+    assert max(readings) < 0.05
+    assert readings[-1] > 0.001, "it does learn"
 
 
 def test_an_overshoot_fires_and_clears() -> None:
