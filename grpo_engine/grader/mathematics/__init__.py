@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from grpo_engine.contract.grader import Math, NumberCheck
-from grpo_engine.grader.mathematics.canonical import canonical
+from grpo_engine.grader.mathematics.canonical import canonical, signs_in_words
 from grpo_engine.grader.mathematics.compare import same_answer
 from grpo_engine.grader.mathematics.extract import after_reasoning, extract, extract_reference, last_number
 from grpo_engine.grader.mathematics.value import Number, readings
@@ -45,7 +45,7 @@ def number_check(cfg: NumberCheck, text: str, reference: str) -> tuple[float, di
     gold = _number_in(extract_reference(reference))
     if gold is None:
         raise GraderFault("invalid_variable", f"the reference {reference[:_SHOWN]!r} is not a number; correct the row or use 'math'")
-    shown = last_number(after_reasoning(text)) if cfg.extract == "last_number" else text
+    shown = last_number(signs_in_words(after_reasoning(text))) if cfg.extract == "last_number" else text
     ours = None if shown is None else _number_in(shown)
     if ours is None:
         return 0.0, {"extracted": None}

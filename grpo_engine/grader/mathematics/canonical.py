@@ -87,6 +87,16 @@ _UNDERLINED = re.compile(r"(?<!\w)__([^_\n]+)__(?!\w)")
 _LINE_MARK = re.compile(r"^[ \t]*(?:>[ \t]+)+(?=\S)|^[ \t]*#{1,3}[ \t]+", re.MULTILINE)
 
 
+_NEGATIVE = re.compile(r"\b[Nn]egative[ \t]+(?=\$?\\?\$?\d)|(?:(?<=is)|(?<=are)|(?<=[=:>])|^)[ \t]*\b[Mm]inus[ \t]+(?=\d)", re.MULTILINE)
+
+
+def signs_in_words(text: str) -> str:
+    """`negative 5` is -5, and so is `minus 5` where no number stands before it."""
+    if "egative" not in text and "inus" not in text:
+        return text
+    return _NEGATIVE.sub(" -", text)
+
+
 def clean_markdown(text: str) -> str:
     """Without bold and heading marks, code ticks, block quotes and struck-out text; `2**3` keeps its power and `#### 5` its mark."""
     if "~~" in text:
@@ -100,7 +110,7 @@ _REVERSED_INTERVAL = re.compile(r"(?=\]|.*\[$)([\[\]])([^\[\]]+,[^\[\]]+)([\[\]]
 
 def canonical(text: str) -> str:
     """The small LaTeX of an answer, without delimiters, markup and the full stop after it."""
-    text = _outer(_unicode(clean_markdown(text)))
+    text = _outer(_unicode(clean_markdown(signs_in_words(text))))
     text = _outer(_unwrap_text(text.replace(r"\text{,}", "{,}")))
     for pattern, replacement in _SEPARATORS:
         text = pattern.sub(replacement, text)

@@ -11,7 +11,8 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from grpo_engine.grader.mathematics.canonical import CURRENCY_SIGNS, canonical, clean_markdown
+from grpo_engine.grader.mathematics.canonical import CURRENCY_SIGNS, canonical, clean_markdown, signs_in_words
+from grpo_engine.grader.mathematics.units import split_known_unit
 from grpo_engine.grader.mathematics.value import is_value
 from grpo_engine.rows.boxed import has_box, last_boxed
 
@@ -43,6 +44,8 @@ _PROSE_WORD = re.compile(
 )
 _SENTENCE_END = re.compile(r"[.!?;](?:\s|$)|[,;]?\s(?:because|since|so|as|where|which)\s")
 _JOINED = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*")
+_END_TOKEN = re.compile(r"<\|[A-Za-z_]{2,32}\|>|</s>|<eos>|<pad>|<end_of_turn>")
+_LONGEST_END_TOKEN = 40
 _MAX_SHORT = 64
 _MAX_SEGMENT = 500
 
@@ -57,9 +60,10 @@ class Found:
 
 def extract(text: str, how: str) -> Found | None:
     """The answer of a completion, or None when it has none."""
+    text = _without_end_tokens(text)
     if how == "none":
         return Found(text, how)
-    visible = clean_markdown(after_reasoning(text))
+    visible = clean_markdown(signs_in_words(after_reasoning(text)))
     if how.startswith("xml:"):
         inside = last_tag(visible, how.removeprefix("xml:"))
         return None if inside is None else _inside_tag(inside, how)
@@ -74,6 +78,17 @@ def extract(text: str, how: str) -> Found | None:
     if tagged is None and "<answer>" in visible:  # opened and never closed: the completion says that its answer begins here
         tagged = visible.rpartition("<answer>")[2]
     return _auto(visible) if tagged is None else _inside_tag(tagged, "xml:answer")
+
+
+def _without_end_tokens(text: str) -> str:
+    """Without a model's own marks at the end of a completion copied from elsewhere. What is trained here has none."""
+    for _ in range(64):
+        end = text.rstrip() if text[-1:].isspace() else text
+        start = end.rfind("<", max(0, len(end) - _LONGEST_END_TOKEN)) if end.endswith(">") else -1
+        if start < 0 or not _END_TOKEN.fullmatch(end, start):
+            break
+        text = end[:start]
+    return text
 
 
 def extract_reference(text: str) -> str:
@@ -187,6 +202,7 @@ def _is_formula(text: str) -> bool:
     """One line of signs, symbols and numbers without prose and without a label such as `A:`."""
     if re.match(r"[A-Za-z]+\s*:", text):
         return False
+    text = split_known_unit(text)[0]
     return "\n" not in text and any(character.isdigit() or character in "\\π" for character in text) and _PROSE_WORD.search(text) is None
 
 

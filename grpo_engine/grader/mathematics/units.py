@@ -19,7 +19,7 @@ _UNIT = re.compile(
     rf"(?P<unit>°\s*[CF]?|[A-Za-z]+(?:(?:{_POWER})?(?:\s*[/·]\s*|\.\s?|\s)[A-Za-z]+)*)\.?(?P<power>{_POWER})?"
 )
 _AFTER_FORMULA = re.compile(
-    rf"(?P<body>.*\S)\s+(?P<unit>(?:(?:sq|cu)\.?\s+|(?:square|cubic)\s+)?[A-Za-z]+(?:\s*/\s*[A-Za-z]+|\s+per\s+[A-Za-z]+)?)\.?(?P<power>{_POWER})?"
+    rf"(?P<body>.*?\S)\s+(?P<unit>(?:(?:sq|cu)\.?\s+|(?:square|cubic)\s+)?[A-Za-z]+(?:\s*/\s*[A-Za-z]+|\s+per\s+[A-Za-z]+)?)\.?(?P<power>{_POWER})?"
 )
 _NOT_UNITS = frozenset({"and", "or", "not", "to", "mod", "pi", "sin", "cos", "tan", "log", "ln", "exp", "sqrt", "x", "y", "z"})
 _SQUARED = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}

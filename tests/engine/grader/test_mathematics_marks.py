@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_engine.contract.grader import Math
-from grpo_engine.grader.mathematics import math_check
+from grpo_engine.contract.grader import Math, NumberCheck
+from grpo_engine.grader.mathematics import math_check, number_check
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,37 @@ from grpo_engine.grader.mathematics import math_check
 )
 def test_verdicts(completion: str, reference: str, expected: int) -> None:
     assert math_check(Math(type="math"), completion, reference)[0] == expected
+
+
+WORDS_AND_MARKS = [
+    ("-8", "The answer is negative 8.", 1),
+    ("8", "The answer is negative 8.", 0),
+    ("-8", "so it is minus 8.", 1),
+    ("minus 8", "\\boxed{-8}", 1),
+    ("-2.5", "negative 2.5", 1),
+    ("3", "5 minus 2 is 3", 1),
+    ("24\\pi", "\\boxed{24\\pi\\text{ square inches}}", 1),
+    ("24\\pi", "\\boxed{24\\pi\\text{ cubic cm}}", 1),
+    ("2\\sqrt{3}", "2\\sqrt{3} cm", 1),
+    ("72", "72</s>", 1),
+    ("72", "#### 72 <|im_end|>\n", 1),
+    ("72", "\\boxed{72}<|eot_id|><|eot_id|>", 1),
+    ("25000", "\\boxed{25\\ 000}", 1),
+    ("37", "\\boxed{\u0663\u0667}", 1),
+    ("-4", "\u20134", 1),
+    ("100000", "\\boxed{1,00,000}", 0),
+    ("6.02\\times10^{23}", "\\boxed{6.02e23}", 1),
+    ("9007199254740993", "9007199254740992", 0),
+    ("-\\frac{2}{3}", "\\boxed{\\frac{2}{-3}}", 1),
+    ("0", "-0.0", 1),
+]
+
+
+@pytest.mark.parametrize(("reference", "completion", "verdict"), WORDS_AND_MARKS)
+def test_signs_in_words_units_and_marks_left_behind(reference: str, completion: str, verdict: int) -> None:
+    assert math_check(Math(type="math"), completion, reference)[0] == verdict
+
+
+def test_a_number_in_words_keeps_its_sign() -> None:
+    for text, verdict in (("It fell to negative 8 degrees", 1.0), ("It is 8", 0.0)):
+        assert number_check(NumberCheck(type="number"), text, "-8")[0] == verdict
