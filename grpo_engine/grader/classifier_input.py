@@ -48,7 +48,7 @@ def classifier_templates(cfg: ScoreModel, at: str) -> ClassifierTemplates:
         pair = () if cfg.input_pair is None else (_parsed(cfg.input_pair, f"{at}.input_pair"),)
         found = ClassifierTemplates((), (_parsed(cfg.input, f"{at}.input"), *pair))
     else:
-        turns = []
+        turns: list[tuple[str | None, Template]] = []
         for number, turn in enumerate(cfg.input):
             place = f"{at}.input[{number}]"
             if isinstance(turn, str):

@@ -13,9 +13,10 @@ from standardwebhooks import Webhook
 from api.sse import StreamLimits
 from grpo_engine.outbound.signature import new_secret
 from jobs.settings import Settings
-from tests.api.conftest import Server, upload, write_model
+from tests.api.conftest import upload, write_model
 from tests.conftest import ValkeyServer
 from tests.listener import Heard, Reply, listen
+from tests.server import Server
 from tests.tiny import make_classifier
 
 JOBS = "/v1/fine_tuning/jobs"
