@@ -57,12 +57,12 @@ def metrics(
             job_id, chosen, global_step_from, global_step_to, time_from=logged_at_from, time_to=logged_at_to, resolution=resolution
         )
         return _sampled(found, chosen, resolution)
-    between = {"time_from": logged_at_from, "time_to": logged_at_to}
+    steps = (global_step_from, global_step_to)
     if chosen and "text/csv" not in accept:
-        texts = services.ledger.metric_texts(job_id, chosen, global_step_from, global_step_to, **between, limit=limit + 1)
+        texts = services.ledger.metric_texts(job_id, chosen, *steps, time_from=logged_at_from, time_to=logged_at_to, limit=limit + 1)
         if texts is not None:
             return _page(texts[:limit], chosen, len(texts) > limit)
-    rows = services.ledger.metrics(job_id, chosen, global_step_from, global_step_to, **between, limit=limit + 1)
+    rows = services.ledger.metrics(job_id, chosen, *steps, time_from=logged_at_from, time_to=logged_at_to, limit=limit + 1)
     has_more, rows = len(rows) > limit, rows[:limit]
     if "text/csv" in accept:
         return _csv(rows, chosen, has_more)

@@ -33,13 +33,15 @@ class LineageRecord:
 
 def _line(kind: str, first: sa.Column[str], second: object, third: object, number: object) -> sa.Select[Any]:
     """One part of `_LINE_OF_ONE`: what it tells of, three texts, and a number to sort by."""
-    texts = (sa.literal_column(f"'{kind}'").label("kind"), first.label("first"))
+    texts: tuple[sa.Label[Any], ...] = (sa.literal_column(f"'{kind}'").label("kind"), first.label("first"))
     return sa.select(*texts, sa.type_coerce(second, sa.Text()).label("second"), sa.type_coerce(third, sa.Text()).label("third"),
                      sa.type_coerce(number, sa.Double()).label("number"))  # fmt: skip
 
 
 def _line_of_one() -> sa.CompoundSelect[Any]:
-    none, zero, job = sa.cast(sa.null(), sa.Text()), sa.cast(sa.literal_column("0"), sa.Double()), sa.bindparam("job")
+    none: sa.ColumnElement[Any] = sa.cast(sa.null(), sa.Text())
+    zero: sa.ColumnElement[Any] = sa.cast(sa.literal_column("0"), sa.Double())
+    job: sa.BindParameter[str] = sa.bindparam("job", type_=sa.String())
     parent = _line("parent", lineage.c.parent_job, lineage.c.parent_checkpoint, lineage.c.root_model, zero)
     child = lineage.join(jobs, jobs.c.id == lineage.c.job_id)
     fork = _line("fork", lineage.c.job_id, none, none, jobs.c.created_at).select_from(child)
