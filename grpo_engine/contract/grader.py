@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from grpo_engine.contract.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Strict, broken_rule
+from grpo_engine.contract.classifier import ScoreModel
+from grpo_engine.contract.grader_part import GraderPart, Name, Template
 
-Template = Annotated[str, Field(max_length=4096)]
-Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 TagName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
 Extraction = Annotated[str, Field(pattern=r"^(auto|boxed|hash|last_number|none|xml:[A-Za-z][A-Za-z0-9_]{0,63})$")]
 SimilarityMetric = Literal[
@@ -23,14 +23,7 @@ SimilarityMetric = Literal[
 OUTPUT = "{{sample.output_text}}"
 
 
-class _Part(Strict):
-    """What every grader that reads the row or the completion shares."""
-
-    if_missing: Literal["error", "skip"] = "error"
-    """A row without a field that a template names: an error, or (inside `multi` only) this grader does not apply to the row."""
-
-
-class StringCheck(_Part):
+class StringCheck(GraderPart):
     """1.0 when the comparison holds, else 0.0."""
 
     type: Literal["string_check"]
@@ -41,7 +34,7 @@ class StringCheck(_Part):
     """`eq` equal, `ne` not equal, `like` the input contains the reference, `ilike` the same without regard to case."""
 
 
-class Regex(_Part):
+class Regex(GraderPart):
     """1.0 when the RE2 pattern is found in the input, else 0.0. Linear time: no lookaround, no back-references."""
 
     type: Literal["regex"]
@@ -54,7 +47,7 @@ class Regex(_Part):
     """Found anywhere, or the whole input matches."""
 
 
-class TextSimilarity(_Part):
+class TextSimilarity(GraderPart):
     """How alike input and reference are, from 0.0 to 1.0."""
 
     type: Literal["text_similarity"]
@@ -67,7 +60,7 @@ class TextSimilarity(_Part):
     """1.0 from this similarity on and 0.0 below it; null = the similarity itself."""
 
 
-class NumberCheck(_Part):
+class NumberCheck(GraderPart):
     """1.0 when the number in the input equals the reference within the tolerance, else 0.0."""
 
     type: Literal["number"]
@@ -81,7 +74,7 @@ class NumberCheck(_Part):
     """Times the reference's magnitude. The larger of both tolerances counts."""
 
 
-class Math(_Part):
+class Math(GraderPart):
     """1.0 when the answer in the input equals the reference as mathematics, else 0.0."""
 
     type: Literal["math"]
@@ -93,7 +86,7 @@ class Math(_Part):
     the `last_number`, the whole input (`none`), or `auto`, which tries them in the documented order."""
 
 
-class JsonSchema(_Part):
+class JsonSchema(GraderPart):
     """1.0 when the input is strict JSON of the required kind (and fits the schema), else 0.0."""
 
     type: Literal["json_schema"]
@@ -106,7 +99,7 @@ class JsonSchema(_Part):
     """Also take JSON that one ```` ```json ```` fence holds, with nothing but blanks around the fence."""
 
 
-class Length(_Part):
+class Length(GraderPart):
     """1.0 when the length lies between the targets, falling to 0.0 over `falloff` units outside them."""
 
     type: Literal["length"]
@@ -128,7 +121,7 @@ class Length(_Part):
         return self
 
 
-class Format(_Part):
+class Format(GraderPart):
     """1.0 when the input is exactly these tags in this order, each once, nothing but blanks between and around them, else 0.0."""
 
     type: Literal["format"]
@@ -143,7 +136,7 @@ class Format(_Part):
         return self
 
 
-class Repetition(_Part):
+class Repetition(GraderPart):
     """`max_penalty` times the share of repeated word n-grams: 0.0 without repetition (open-r1's repetition penalty)."""
 
     type: Literal["repetition"]
@@ -153,7 +146,7 @@ class Repetition(_Part):
     max_penalty: Annotated[float, Field(ge=-1000, le=0)] = -1.0
 
 
-class Plugin(_Part):
+class Plugin(GraderPart):
     """A grader that the operator installed under the entry point group `grpo.graders`."""
 
     type: Literal["plugin"]
@@ -162,73 +155,6 @@ class Plugin(_Part):
     """Name of the entry point."""
     config: dict[str, Any] = {}
     """Passed to the plug-in as it stands."""
-
-
-class TextPart(Strict):
-    """Text inside a message, in OpenAI's shape. Images and audio are refused: a classifier reads text."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: Template
-
-
-class ClassifierMessage(Strict):
-    """A turn of what a classifier reads; its text is a template."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    """`developer` is read as `system`."""
-    content: Template | TextPart | Annotated[list[Template | TextPart], Field(min_length=1, max_length=16)]
-    """Several parts are joined without anything between them."""
-    type: Literal["message"] | None = None
-
-
-class ScoreModel(_Part):
-    """A sequence classifier (reward model) of this server reads the text; its logit is the score. Nothing is sampled.
-
-    OpenAI's object of this name asks a judge model for a number. Its `sampling_params` and `range` are refused here.
-    """
-
-    type: Literal["score_model"]
-    name: Name = "score_model"
-    model: Annotated[str, Field(min_length=1, max_length=512)]
-    """A classifier, named as base models are: a folder below the server's model directory, or a Hub id."""
-    input: Template | Annotated[list[Template | ClassifierMessage], Field(min_length=1, max_length=64)]
-    """A text, or messages for the classifier's own chat template. A text among them, `"{{item.messages}}"`, is a column that holds
-    messages (or a user's text) and stands for those."""
-    input_pair: Template | None = None
-    """Second text, for classifiers that read pairs (question, answer) without a chat template."""
-    label: NonNegativeInt | Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Number or name of the label whose logit counts; null = the only one."""
-    activation: Literal["none", "sigmoid", "softmax"] = "none"
-    """What is done to the logit; `softmax` is over all labels."""
-    scale: float = 1.0
-    """The score is scale * value + shift."""
-    shift: float = 0.0
-    clip: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
-    """[lowest, highest]: scores beyond are set to them. null = as they come."""
-    pass_threshold: float | None = None
-    """1.0 from this score on and 0.0 below it; null = the score itself."""
-    max_tokens: PositiveInt | None = None
-    """Most tokens it reads; null = as many as it can. Never more than that."""
-    truncate: Literal["refuse", "start", "end"] = "refuse"
-    """A longer text is a fault of its completion, or loses tokens at its start or end."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where it runs, beside the model that is trained. Weights and arithmetic are fp32."""
-    timeout_s: Annotated[float, Field(gt=0, le=600)] = 60.0
-    """For one completion."""
-    sampling_params: dict[str, Any] | None = None
-    """OpenAI's, for a judge that is sampled. Refused."""
-    range: list[float] | None = None
-    """OpenAI's, for a judge that writes a number. Refused; see `clip`."""
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> ScoreModel:
-        if self.input_pair is not None and not isinstance(self.input, str):
-            raise broken_rule("input_pair", "messages have no second text; give input as text, or leave input_pair out")
-        if self.clip is not None and not self.clip[0] < self.clip[1]:
-            raise broken_rule("clip", "clip must be [lowest, highest] with lowest below highest")
-        if self.scale == 0:
-            raise broken_rule("scale", "scale 0 gives every completion the same score; use another")
-        return self
 
 
 class LabelModel(Strict):
@@ -242,7 +168,7 @@ class LabelModel(Strict):
     passing_labels: Annotated[list[str], Field(max_length=256)]
 
 
-class Remote(_Part):
+class Remote(GraderPart):
     """An HTTPS service on the operator's allow-list scores the completion: see docs/graders.md for the exchange."""
 
     type: Literal["remote"]

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_engine.contract.classifier import ScoreModel
 from grpo_engine.contract.error import InvalidRequest
-from grpo_engine.contract.grader import ScoreModel
 from grpo_engine.grader.classifier_input import classifier_templates
 from grpo_engine.grader.outside import Means, ModelPlaces, fault
 from grpo_engine.grader.process import DeadlinePassed, GraderProcess, ProcessDied

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_engine.contract.classifier import ClassifierMessage, ScoreModel, TextPart
 from grpo_engine.contract.error import InvalidRequest
-from grpo_engine.contract.grader import ClassifierMessage, ScoreModel, TextPart
 from grpo_engine.grader.sample import GraderFault, View
 from grpo_engine.grader.template import Path, Template, parse_template
 

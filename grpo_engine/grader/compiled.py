@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_engine.contract.classifier import ScoreModel
 from grpo_engine.contract.error import InvalidRequest
 from grpo_engine.contract.grader import (
     Format,
@@ -24,7 +25,6 @@ from grpo_engine.contract.grader import (
     Regex,
     Remote,
     Repetition,
-    ScoreModel,
     StringCheck,
     TextSimilarity,
 )

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from grpo_engine.contract.grader import Grader, Multi, Remote, RemotePolicy, ScoreModel
+from grpo_engine.contract.classifier import ScoreModel
+from grpo_engine.contract.grader import Grader, Multi, Remote, RemotePolicy
 from grpo_engine.grader.sample import GraderFault, MissingField, Sample, Score, View
 from grpo_engine.grader.wire import score_to_wire
 
