@@ -18,6 +18,7 @@ from grpo_engine.events import EventLog
 from grpo_engine.keeper import Keeper
 from grpo_engine.learner import Learner
 from grpo_engine.outcome import CheckpointFailed, DirectoryGone, GraderBroken, NonFinite, ReferenceMismatch
+from grpo_engine.reference_answers import add_reference_answers
 from grpo_engine.rescue import enforce
 from grpo_engine.rollout_files import RolloutFiles
 from grpo_engine.step import StepResult, train_step
@@ -62,6 +63,7 @@ def train(
         learner.step, learner.readings = step, result.metrics
         if learner.evaluator is not None and learner.evaluator.is_due(step, learner.num_steps):
             result.evaluation = _evaluate(learner, result.metrics)
+        add_reference_answers(learner, result)
         problem = rollouts.keep(result) if learner.ranks.is_first else None
         report(learner, log, result)
         _report_rollouts(log, step, problem)
