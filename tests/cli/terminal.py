@@ -28,6 +28,11 @@ def grpo(*arguments: str, cwd: Path, **changes: str) -> subprocess.CompletedProc
     )
 
 
+def _hear_interrupts() -> None:
+    """A shell's background job, such as a test run may be, ignores SIGINT and so do its children; a terminal's command does not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """A command that keeps running, and what it has printed."""
 
@@ -40,6 +45,7 @@ class Terminal:
                 env=environment(**changes),
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                preexec_fn=_hear_interrupts,
             )
         self._family: dict[int, psutil.Process] = {}
 

@@ -211,8 +211,8 @@ def test_a_reference_that_is_not_the_policy_fails_at_step_one(job: Path, monkeyp
 
     real = assemble.load_reference
 
-    def moved(*args: Any) -> Any:
-        reference = real(*args)
+    def moved(*args: Any, **options: Any) -> Any:
+        reference = real(*args, **options)
         with torch.no_grad():
             next(iter(reference.model.parameters())).mul_(1.5)
         return reference

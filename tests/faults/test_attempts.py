@@ -136,7 +136,7 @@ def test_garbage_in_the_queue_is_thrown_away_and_the_next_job_runs(yard: Ground,
         blocker = yard.submit("step_s=0.1")
         yard.reach(blocker, 1)
         model = yard.submit()
-        (message,) = wait_for(lambda: client.lrange("grpo:grpo-cpu", 0, -1), "a message to copy")
+        message = wait_for(lambda: client.lrange("grpo:grpo-cpu", 0, -1), "a message to copy")[0]
         content = json.loads(message)
         wrong_arity = {**content, "body": body([])}
         unknown = {**content, "headers": {**content["headers"], "task": "os.system"}}
