@@ -1,6 +1,6 @@
 """The example on the real model, through the whole server: what the README promises, measured.
 
-SmolLM2-135M-Instruct comes with a PyPI package. The policy finds the cheap reward of the example within 25 steps; with beta
+SmolLM2-135M-Instruct comes with a PyPI package. The policy finds the cheap reward of the example within 16 steps; with beta
 fixed at 0.04 its KL leaves every band.
 """
 
@@ -24,6 +24,8 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TIMEOUT_S = 1500
+STEPS = 16
+"""By then the shortcut is taken: in a recorded run the reward rose by 0.26 and KL was above 1."""
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +43,11 @@ def example(training_file: str, **sections: Any) -> dict[str, Any]:
 
 def test_with_beta_fixed_the_policy_takes_the_cheap_reward_and_kl_leaves(server: LiveStack, tmp_path: Path) -> None:
     training_file = server.client.upload(EXAMPLES / "arithmetic.jsonl").id
-    job = server.client.wait(server.client.create_job(example(training_file, beta=0.04)).id, timeout_s=TIMEOUT_S)
+    job = server.client.wait(server.client.create_job(example(training_file, beta=0.04, limits={"num_steps": STEPS})).id, timeout_s=TIMEOUT_S)
     assert (job.status, job.error) == ("succeeded", None)
 
     rows = server.client.metrics(job.id)
-    assert [row.step for row in rows] == list(range(1, 26))
+    assert [row.step for row in rows] == list(range(1, STEPS + 1))
     kl = [row.metrics["kl/ref/k3/mean"] for row in rows]
     assert kl[0] == 0.0
     assert all(isinstance(value, float) and math.isfinite(value) for value in kl)
