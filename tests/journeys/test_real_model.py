@@ -43,7 +43,8 @@ def example(training_file: str, **sections: Any) -> dict[str, Any]:
 
 def test_with_beta_fixed_the_policy_takes_the_cheap_reward_and_kl_leaves(server: LiveStack, tmp_path: Path) -> None:
     training_file = server.client.upload(EXAMPLES / "arithmetic.jsonl").id
-    job = server.client.wait(server.client.create_job(example(training_file, beta=0.04, limits={"num_steps": STEPS})).id, timeout_s=TIMEOUT_S)
+    spec = example(training_file, beta=0.04, limits={"num_steps": STEPS})
+    job = server.client.wait(server.client.create_job(spec).id, timeout_s=TIMEOUT_S)
     assert (job.status, job.error) == ("succeeded", None)
 
     rows = server.client.metrics(job.id)
