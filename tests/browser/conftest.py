@@ -69,7 +69,7 @@ def jobs(stage: Stage) -> dict[str, str]:
 def problems() -> Iterator[Problems]:
     found = Problems()
     yield found
-    assert found == []
+    assert found.unexpected() == []
 
 
 @pytest.fixture
