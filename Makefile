@@ -43,7 +43,7 @@ test-slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m "slow" $(ARGS)
 
 test-faults: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m "faults" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "faults" $(ARGS)
 
 soak: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.faults.kill_loop $(ARGS)
