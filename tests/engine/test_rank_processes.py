@@ -141,11 +141,9 @@ def send(run_dir: Path, kind: str) -> None:
     (run_dir / "commands.jsonl").write_text(command.model_dump_json() + "\n")
 
 
-@pytest.mark.faults
-def test_paused_together_and_resumed_by_two_or_by_one(job: Path) -> None:
-    long = 12
-    undisturbed = complete(job, "long", spec_of(job, 2, long))
-    run_dir = make_run(job, "paused", spec_of(job, 2, long))
+def paused_after_a_step(job: Path, spec: dict[str, Any]) -> tuple[Outcome, str]:
+    """An attempt paused between its first step and its last: its outcome, and the state to resume from."""
+    run_dir = make_run(job, "paused", spec)
     process = start(run_dir)
     wait_for(lambda: "step.completed" in text_of(run_dir), "the first step", DEADLINE_S)
     send(run_dir, "pause")
@@ -153,9 +151,16 @@ def test_paused_together_and_resumed_by_two_or_by_one(job: Path) -> None:
     assert not crew(run_dir)
     found = outcome(run_dir)
     assert (found.status, found.reason) == ("stopped", "pause")
-    assert 0 < found.last_step < long
+    assert 0 < found.last_step < spec["method"]["grpo"]["limits"]["num_steps"]
     assert found.resume_checkpoint == f"resume-{found.last_step:06d}"
-    state = str(run_dir / "checkpoints" / found.resume_checkpoint)
+    return found, str(run_dir / "checkpoints" / found.resume_checkpoint)
+
+
+@pytest.mark.faults
+def test_paused_together_and_resumed_by_two_or_by_one(job: Path) -> None:
+    long = 12
+    undisturbed = complete(job, "long", spec_of(job, 2, long))
+    found, state = paused_after_a_step(job, spec_of(job, 2, long))
     two = complete(job, "resumed-2", spec_of(job, 2, long), epoch=2, resume_from=state)
     assert weights_sha256(two, long) == weights_sha256(undisturbed, long)
     one = complete(job, "resumed-1", spec_of(job, 1, long), epoch=2, resume_from=state)

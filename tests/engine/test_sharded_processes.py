@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.contract.event import EXIT_STOPPED
 from tests.engine.runs import make_job, make_run, make_spec, outcome, start, text_of, weights_sha256
-from tests.engine.test_rank_processes import DEADLINE_S, complete, crew, send
+from tests.engine.test_rank_processes import DEADLINE_S, complete, crew, paused_after_a_step
 from tests.stack import wait_for
 
 pytestmark = pytest.mark.faults
@@ -29,16 +28,7 @@ def spec_of(job: Path, steps: int = STEPS) -> dict[str, Any]:
 
 def test_paused_and_resumed_to_the_same_bits(job: Path) -> None:
     undisturbed = complete(job, "undisturbed", spec_of(job))
-    run_dir = make_run(job, "paused", spec_of(job))
-    process = start(run_dir)
-    wait_for(lambda: "step.completed" in text_of(run_dir), "the first step", DEADLINE_S)
-    send(run_dir, "pause")
-    assert process.wait(timeout=DEADLINE_S) == EXIT_STOPPED, (run_dir / "engine.log").read_text()
-    assert not crew(run_dir)
-    found = outcome(run_dir)
-    assert (found.status, found.reason) == ("stopped", "pause")
-    assert 0 < found.last_step < STEPS
-    state = str(run_dir / "checkpoints" / str(found.resume_checkpoint))
+    _, state = paused_after_a_step(job, spec_of(job))
     again = complete(job, "again", spec_of(job), epoch=2, resume_from=state)
     assert weights_sha256(again, STEPS) == weights_sha256(undisturbed, STEPS)
 
