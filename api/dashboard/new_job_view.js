@@ -1,12 +1,11 @@
 /* A new job: written in a form or as JSON, checked by the server while it is written, tried before it is started. */
 
 import { ApiError, jobs, onceKey } from "./api.js";
+import { Composer } from "./composer.js";
 import { announce, button, fill, h, notice, setText } from "./dom.js";
 import { bytes, count } from "./format.js";
 import { ProbePanel } from "./probe_panel.js";
 import { choices, SpecEditor, startingSpec } from "./spec_editor.js";
-
-const CHECK_AFTER_MS = 450;
 
 export function show(root, params, page) {
   const view = new NewJobView(root, params, page);
@@ -14,37 +13,23 @@ export function show(root, params, page) {
   return () => view.dispose();
 }
 
-class NewJobView {
-  constructor(root, params, page) {
-    Object.assign(this, { root, page, from: params.get("from") });
-    this.abort = new AbortController();
-    this.keyFor = onceKey();
-  }
+class NewJobView extends Composer {
+  keyFor = onceKey();
+  refusal = "A job cannot be composed now.";
 
   dispose() {
-    this.abort.abort();
-    this.checking?.abort();
+    super.dispose();
     this.probe?.stop();
-    clearTimeout(this.timer);
   }
 
-  async open() {
-    const { signal } = this.abort;
-    try {
-      const [found, origin] = await Promise.all([choices(signal), this.from ? jobs.get(this.from, signal) : null]);
-      this.document = startingSpec(origin, found.files);
-      this.#build(found);
-    } catch (error) {
-      if (error.name === "AbortError") return;
-      if (!(error instanceof ApiError)) throw error;
-      this.page.failed(error, this.root, "A job cannot be composed now.");
-      return;
-    }
-    this.#check();
+  async load(signal) {
+    const [found, origin] = await Promise.all([choices(signal), this.from ? jobs.get(this.from, signal) : null]);
+    this.document = startingSpec(origin, found.files);
+    return found;
   }
 
-  #build(found) {
-    this.editor = new SpecEditor(found, this.document, { onChange: () => this.#changed(), onBroken: () => this.#invalidate() });
+  build(found) {
+    this.editor = new SpecEditor(found, this.document, { onChange: () => this.changed(), onBroken: () => this.invalidate() });
     this.verdict = h("div", { role: "status" });
     this.resolved = h("pre", { class: "log", tabindex: "0", role: "region", "aria-label": "The job as it would run" });
     this.probe = new ProbePanel(() => this.document, (error) => this.editor.complain(error.param, error.message));
@@ -58,25 +43,14 @@ class NewJobView {
       h("div", { class: "verdict row" }, h("div", { class: "grow" }, this.verdict), this.create));
   }
 
-  /** What the server said so far is about another document. */
-  #invalidate() {
-    this.create.disabled = true;
-    this.probe.outdated();
-    this.checking?.abort();
-    clearTimeout(this.timer);
+  invalidate() {
+    super.invalidate();
+    this.probe?.outdated();
   }
 
-  #changed() {
-    this.#invalidate();
-    this.timer = setTimeout(() => this.#check(), CHECK_AFTER_MS);
-  }
-
-  /** Ask the server about the document as it is now; only the newest answer counts. */
-  async #check() {
-    this.checking?.abort();
-    this.checking = new AbortController();
+  async check(signal) {
     try {
-      const answer = await jobs.validate(this.document, this.checking.signal);
+      const answer = await jobs.validate(this.document, signal);
       this.editor.complain(null, "");
       const disk = answer.disk_bytes_needed === null ? "" : `, up to ${bytes(answer.disk_bytes_needed)} for checkpoints`;
       fill(this.verdict, h("strong", {}, "The server would accept this job: "), `${count(answer.rows, "usable row")}${disk}.`, answer.warnings.map((warning) => h("div", { class: "alarm" }, `⚑ ${warning.message}`)));

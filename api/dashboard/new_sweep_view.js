@@ -1,6 +1,7 @@
 /* A new sweep: shared settings, and members that each change something. Every member is checked by the server while it is written. */
 
 import { ApiError, jobs, onceKey, sweeps } from "./api.js";
+import { Composer } from "./composer.js";
 import { announce, button, fill, h, notice, uniqueId } from "./dom.js";
 import { bytes, count } from "./format.js";
 import { title } from "./names.js";
@@ -8,50 +9,30 @@ import { options } from "./schema_form.js";
 import { choices, SpecEditor, startingSpec } from "./spec_editor.js";
 import { jobOf, Members } from "./sweep_members.js";
 
-const CHECK_AFTER_MS = 450;
-
 export function show(root, params, page) {
   const view = new NewSweepView(root, params, page);
   view.open();
   return () => view.dispose();
 }
 
-class NewSweepView {
-  constructor(root, params, page) {
-    Object.assign(this, { root, page, from: params.get("from") });
-    this.abort = new AbortController();
-    this.keyFor = onceKey();
+class NewSweepView extends Composer {
+  keyFor = onceKey();
+  refusal = "A sweep cannot be composed now.";
+
+  async load(signal) {
+    const [found, others, origin] = await Promise.all([choices(signal), jobs.list({ limit: 20 }, signal), this.from ? jobs.get(this.from, signal) : null]);
+    this.document = startingSpec(origin, found.files);
+    return { found, others: origin && !others.data.some(({ id }) => id === origin.id) ? [origin, ...others.data] : others.data };
   }
 
-  dispose() {
-    this.abort.abort();
-    this.checking?.abort();
-    clearTimeout(this.timer);
-  }
-
-  async open() {
-    const { signal } = this.abort;
-    try {
-      const [found, others, origin] = await Promise.all([choices(signal), jobs.list({ limit: 20 }, signal), this.from ? jobs.get(this.from, signal) : null]);
-      this.document = startingSpec(origin, found.files);
-      this.#build(found, origin && !others.data.some(({ id }) => id === origin.id) ? [origin, ...others.data] : others.data);
-    } catch (error) {
-      if (error.name === "AbortError") return;
-      if (!(error instanceof ApiError)) throw error;
-      this.page.failed(error, this.root, "A sweep cannot be composed now.");
-      return;
-    }
-    this.#check();
-  }
-
-  #build(found, others) {
+  build({ found, others }) {
     const [name, from] = [uniqueId("name"), uniqueId("from")];
     this.page.setTitle("New sweep");
     this.name = h("input", { id: name, autocomplete: "off", maxlength: "64" });
     const select = h("select", { id: from, on: { change: () => { location.hash = select.value ? `#/sweeps/new?from=${encodeURIComponent(select.value)}` : "#/sweeps/new"; } } });
     options(select, [["", "none: from scratch"], ...others.map((job) => [job.id, title(job)])], this.from ?? "");
-    this.members = new Members(() => this.#changed());
-    this.editor = new SpecEditor(found, this.document, { onChange: () => this.#changed(), onBroken: () => this.#invalidate() });
+    this.members = new Members(() => this.changed());
+    this.editor = new SpecEditor(found, this.document, { onChange: () => this.changed(), onBroken: () => this.invalidate() });
     this.verdict = h("div", { role: "status" });
     this.create = button("Start the sweep", () => this.#create(), { class: "primary", disabled: true });
     fill(this.root,
@@ -63,17 +44,6 @@ class NewSweepView {
       h("h2", { class: "section" }, "What the members change"), this.members.element,
       h("div", { class: "titlebar" }, h("h2", { class: "section" }, "What they share"), this.editor.tabs), this.editor.element,
       h("div", { class: "verdict row" }, h("div", { class: "grow" }, this.verdict), this.create));
-  }
-
-  #invalidate() {
-    this.create.disabled = true;
-    this.checking?.abort();
-    clearTimeout(this.timer);
-  }
-
-  #changed() {
-    this.#invalidate();
-    this.timer = setTimeout(() => this.#check(), CHECK_AFTER_MS);
   }
 
   /** Each member as far as it can be read; null where it cannot, which is said there. */
@@ -89,11 +59,7 @@ class NewSweepView {
     });
   }
 
-  /** Ask the server about every member's job as it is now; only the newest answers count. */
-  async #check() {
-    this.checking?.abort();
-    this.checking = new AbortController();
-    const { signal } = this.checking;
+  async check(signal) {
     this.editor.complain(null, "");
     const answers = await Promise.all(this.#variants().map((variant, at) => (variant === null ? null : this.#checked(variant, this.members.all[at], signal))));
     if (signal.aborted) return;

@@ -68,8 +68,9 @@ def test_axe_finds_nothing(open_page: OpenPage, jobs: dict[str, str], axe: str, 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_phone_shows_everything_without_scrolling_sideways(open_page: OpenPage, jobs: dict[str, str], view: str) -> None:
-    page = opened(open_page, jobs, view, width=390, scheme="dark")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page = opened(open_page, jobs, view, width=375, scheme="dark")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    assert page.get_by_role("navigation", name="Pages").evaluate("nav => nav.scrollWidth <= nav.clientWidth")
 
 
 def test_everything_is_reached_by_key(open_page: OpenPage, jobs: dict[str, str]) -> None:
