@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from grpo_engine.rows.boxed import closing_brace
+from grpo_engine.rows.boxed import closing_brace, matching_braces
 
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
 _SYMBOLS = {
@@ -180,10 +180,25 @@ def _outer(text: str) -> str:
 
 
 def _unwrap_text(text: str) -> str:
-    r"""`\text{13}` is `13`, `35\text{ cm}` is `35 cm`."""
-    while match := _TEXT.search(text):
-        end = closing_brace(text, match.end() - 1)
-        if end is None:
-            return text[: match.start()] + " " + text[match.end() :]
-        text = f"{text[: match.start()]} {text[match.end() : end]} {text[end + 1 :]}"
+    r"""`\text{13}` is `13`, `35\text{ cm}` is `35 cm`. What follows a `\text{` that is never closed stays as it is. Linear time."""
+    while matches := list(_TEXT.finditer(text)):
+        pairs = matching_braces(text)
+        blanks: list[tuple[int, int]] = []
+        for match in matches:
+            end = pairs.get(match.end() - 1)
+            if end is None:
+                break
+            blanks += [match.span(), (end, end + 1)]
+        if not blanks:
+            return _blanked(text, [matches[0].span()])
+        text = _blanked(text, blanks)
     return text
+
+
+def _blanked(text: str, spans: list[tuple[int, int]]) -> str:
+    """With one blank in place of each span."""
+    pieces, at = [], 0
+    for start, end in sorted(spans):
+        pieces.append(text[at:start])
+        at = end
+    return " ".join([*pieces, text[at:]])

@@ -64,7 +64,9 @@ def readings(text: str) -> tuple[Value, ...]:
 
 
 def is_value(text: str) -> bool:
-    """Whether a raw text is nothing but a number or a collection whose parts are numbers."""
+    """Whether a raw text is nothing but a number or a collection whose parts are numbers. A text of more than 2000 characters is none."""
+    if len(text) > _MAX_LENGTH:  # before it is rewritten, which costs more than its length
+        return False
     form = canonical(text)
     values = readings(form)
     return any(isinstance(value, Number) or all(is_value(item) for item in value.items) for value in values)

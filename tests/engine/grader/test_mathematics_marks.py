@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import pytest
 
 from grpo_engine.contract.grader import Math, NumberCheck
@@ -71,3 +74,33 @@ def test_signs_in_words_units_and_marks_left_behind(reference: str, completion: 
 def test_a_number_in_words_keeps_its_sign() -> None:
     for text, verdict in (("It fell to negative 8 degrees", 1.0), ("It is 8", 0.0)):
         assert number_check(NumberCheck(type="number"), text, "-8")[0] == verdict
+
+
+@pytest.mark.parametrize("marks", [r"\text{a} ", "#### ", r"\boxed{", "<answer>", r"\boxed{1} #### <answer>", "( "])
+def test_a_long_text_full_of_marks_is_never_rewritten_whole(marks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewriting costs more than a text's length, so what is rewritten is bounded."""
+    value = importlib.import_module("grpo_engine.grader.mathematics.value")
+    lengths = _lengths_read(monkeypatch, value, "canonical")
+    for text in (f"#### 1{marks * 20_000}", f"\\boxed{{1{marks * 20_000}}}", f"<answer>{marks * 20_000}</answer>"):
+        assert math_check(Math(type="math"), text, "5")[0] == 0.0
+    assert max(lengths, default=0) <= 2000
+
+
+def test_text_marks_are_taken_off_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    canonical = importlib.import_module("grpo_engine.grader.mathematics.canonical")
+    lengths = _lengths_read(monkeypatch, canonical, "matching_braces")
+    assert canonical.canonical(r"\text{a}" * 500 + "1") == "a " * 500 + "1"
+    assert len(lengths) == 1
+
+
+def _lengths_read(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[int]:
+    """The lengths of the texts that a function of a module is given from now on."""
+    lengths: list[int] = []
+    real = getattr(module, name)
+
+    def counting(text: str) -> Any:
+        lengths.append(len(text))
+        return real(text)
+
+    monkeypatch.setattr(module, name, counting)
+    return lengths
