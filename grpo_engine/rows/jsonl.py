@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 from grpo_engine.rows.report import TRAINING_FILE, BadData, RowProblem
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
+MAX_DIGITS = 4000
+"""Python refuses to read or write longer integers as text."""
 _BOM = b"\xef\xbb\xbf"
 _LONE_CR = re.compile(rb"\r(?!\n|\Z)")
 """A line end of its own; JSON strings cannot hold it."""
@@ -48,7 +50,9 @@ def _lines(stream: Any) -> Iterator[bytes]:
 def decode_line(number: int, line: bytes) -> tuple[int, dict[str, Any]] | RowProblem:
     """One line as (number, object), or what is wrong with it."""
     try:
-        value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_no_duplicates)
+        value = json.loads(
+            line.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_no_duplicates
+        )
     except UnicodeDecodeError as error:
         return RowProblem(number, None, f"byte {error.start + 1} is not UTF-8; save the file as UTF-8")
     except RecursionError:
@@ -73,6 +77,12 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"the number {text} is too large")
     return number
+
+
+def _whole(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(text)} digits is too long")
+    return int(text)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

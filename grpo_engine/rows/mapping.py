@@ -6,6 +6,7 @@ sets, verl's data preparation (`prompt`, `reward_model.ground_truth`). Tools and
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -36,6 +37,7 @@ def to_row(line: int, record: dict[str, Any], data: DataConfig) -> tuple[Row, st
     if messages is not None and data.chat_template == "none":
         text, messages = _as_text(messages), None
     _check_encodable(text if messages is None else "".join(message["content"] for message in messages))
+    _check_columns(record)
     return Row(line=line, messages=messages, text=text, item=item), kind
 
 
@@ -135,6 +137,18 @@ def _as_text(messages: list[dict[str, str]]) -> str:
     if any(message["role"] == "assistant" for message in messages):
         raise BadRow("messages", "data.chat_template is 'none' and the row has assistant messages; use 'model', or give the prompt as text")
     return "\n\n".join(message["content"] for message in messages if message["content"])
+
+
+def _check_columns(record: dict[str, Any]) -> None:
+    """Raise BadRow for a column that graders and logs could not write as JSON in UTF-8."""
+    for name, value in record.items():
+        try:
+            json.dumps({name: value}, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            shown = ascii(name)
+            raise BadRow(shown[1:-1], f"{shown} holds half of a surrogate pair, which is not text; remove it") from None
+        except RecursionError:
+            raise BadRow(name, f"{name!r} is nested too deeply; flatten it") from None
 
 
 def _check_encodable(text: str | None) -> None:

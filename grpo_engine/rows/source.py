@@ -28,6 +28,7 @@ _REFUSED_STARTS: tuple[tuple[bytes, str], ...] = (
     (b"%PDF-", "is a PDF; upload JSONL, CSV or Parquet"),
     (b"version https://git-lfs", "is a Git LFS pointer, not the data; fetch it with `git lfs pull` and upload the result"),
     (b"ARROW1", "is an Arrow file; write it as Parquet or JSONL"),
+    (b"\xff\xfe\x00\x00", "is encoded in UTF-32; save it as UTF-8"),
     (b"\xff\xfe", "is encoded in UTF-16; save it as UTF-8"),
     (b"\xfe\xff", "is encoded in UTF-16; save it as UTF-8"),
     (b"\x00\x00\xfe\xff", "is encoded in UTF-32; save it as UTF-8"),

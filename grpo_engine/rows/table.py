@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import decimal
+import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,38 +21,39 @@ _BATCH_ROWS = 1024
 
 
 def read_csv(path: Path) -> Iterator[tuple[int, dict[str, Any]] | RowProblem]:
-    """(line of the record's start, {column: text}) of each record. The first line names the columns; every cell is text.
+    """(line of the record's start, {column: text}) of each record. The first line that is not blank names the columns; every cell is text.
 
     Raises BadData when the header cannot be used or the file is not UTF-8.
     """
     with path.open(encoding="utf-8-sig", newline="") as stream:
         try:
-            header_line = stream.readline()
-            stream.seek(0)
-            reader = csv.reader(stream, delimiter=_delimiter(header_line), strict=True)
+            num_blank = 0
+            while not (header_line := stream.readline()).strip():  # the file is not blank: `file_kind` has looked
+                num_blank += 1
+            reader = csv.reader(itertools.chain([header_line], stream), delimiter=_delimiter(header_line), strict=True)
             header = [name.strip() for name in next(reader)]
-            _check_header(header)
-            line = reader.line_num + 1
+            _check_header(header, num_blank + 1)
+            line = num_blank + reader.line_num + 1
             for cells in reader:
                 if any(cell.strip() for cell in cells):
                     yield _csv_record(line, header, cells)
-                line = reader.line_num + 1
+                line = num_blank + reader.line_num + 1
         except UnicodeDecodeError as error:
             raise BadData(f"byte {error.start + 1} of the file is not UTF-8; save it as UTF-8", param=TRAINING_FILE) from None
         except csv.Error as error:
-            raise BadData(f"line {reader.line_num}: not valid CSV: {error}; correct the quoting", param=TRAINING_FILE) from None
+            raise BadData(f"line {num_blank + reader.line_num}: not valid CSV: {error}; correct the quoting", param=TRAINING_FILE) from None
 
 
 def _delimiter(header_line: str) -> str:
     return max(",;\t", key=header_line.count)
 
 
-def _check_header(header: list[str]) -> None:
+def _check_header(header: list[str], line: int) -> None:
     if "" in header:
-        raise BadData("line 1: a column of the CSV header has no name; name it or remove the column", param=TRAINING_FILE)
+        raise BadData(f"line {line}: a column of the CSV header has no name; name it or remove the column", param=TRAINING_FILE)
     if len(set(header)) != len(header):
         twice = next(name for name in header if header.count(name) > 1)
-        raise BadData(f"line 1: the column {twice!r} appears twice in the CSV header; rename one", param=TRAINING_FILE)
+        raise BadData(f"line {line}: the column {twice!r} appears twice in the CSV header; rename one", param=TRAINING_FILE)
 
 
 def _csv_record(line: int, header: list[str], cells: list[str]) -> tuple[int, dict[str, Any]] | RowProblem:
@@ -81,7 +83,7 @@ def read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]] | RowProblem
                         yield number, {name: to_json_value(value) for name, value in record.items()}
                     except TypeError as error:
                         yield RowProblem(number, None, f"{error}; remove the column or store it as text")
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # the last two: a time Python's types cannot hold
+    except (pa.ArrowException, OSError, ValueError, OverflowError, LookupError) as error:  # the last three: times Python cannot hold
         raise BadData(f"the Parquet file cannot be read after row {number}: {error}; write it again", param=TRAINING_FILE) from None
 
 

@@ -106,6 +106,8 @@ def test_csv_separators_are_recognised(tmp_path: Path, separator: str) -> None:
         (b"prompt,gold\ncaf\xe9,1\n", "not UTF-8"),
         (b"prompt,gold\n", "no rows"),
         (b"prompt,gold\n,1\n", "line 2: 'prompt' is empty"),
+        (b"\n \nprompt,gold\nhi,1\n,1\n", "line 5: 'prompt' is empty"),
+        (b"\nprompt,prompt\nhi,1\n", "line 2: the column 'prompt' appears twice"),
     ],
 )
 def test_a_faulty_table_is_refused_with_its_line(tmp_path: Path, content: bytes, sentence: str) -> None:
@@ -232,6 +234,8 @@ def test_odd_line_ends_and_marks_lose_no_row(tmp_path: Path, content: bytes) -> 
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "LFS"),
         (b"<!DOCTYPE html><html></html>", "web page"),
         (b'{"prompt": "a", "score": 1e999}', "too large"),
+        (b'{"prompt": "a", "id": ' + b"9" * 4001 + b"}", "a number of 4001 digits is too long"),
+        (TEXT.encode("utf-32"), "UTF-32"),
     ],
 )
 def test_other_things_that_are_no_rows(tmp_path: Path, content: bytes, sentence: str) -> None:
@@ -255,3 +259,25 @@ def test_numbers_that_pandas_had_missing_are_null(tmp_path: Path) -> None:
     assert [row.item["gold"] for row in read_rows(path, DataConfig()).rows] == [1.0, None]
     with pytest.raises(BadData, match=r"line 2.*gold"):
         read_rows(path, DataConfig(reference_field="gold"))
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        (rb'{"prompt": "q", "reference_answer": "\udc00"}', "'reference_answer'"),
+        (rb'{"prompt": "q", "meta": {"a": ["\ud800"]}}', "'meta'"),
+        (rb'{"prompt": "q", "\ud800": 1}', r"'\\ud800'"),
+    ],
+)
+def test_half_of_a_surrogate_pair_in_any_column_is_a_bad_row(tmp_path: Path, line: bytes, name: str) -> None:
+    """Neither graders nor logs could write it as UTF-8."""
+    with pytest.raises(BadData, match=rf"^line 1: {name} holds half of a surrogate pair"):
+        read_rows(file(tmp_path, line), DataConfig())
+    assert len(read_rows(file(tmp_path, rb'{"prompt": "q", "gold": "\ud83d\ude00"}'), DataConfig()).rows) == 1
+
+
+def test_a_parquet_time_in_an_unknown_zone_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    pq.write_table(pa.table({"prompt": ["q"], "when": pa.array([1], pa.timestamp("us", "Mars/Utopia"))}), path)
+    with pytest.raises(BadData, match="Mars/Utopia"):
+        scan_file(path)
