@@ -19,7 +19,7 @@ from grpo_engine.checkpoint import MANIFEST_FILE, read_resume, verify
 from grpo_engine.commands import COMMANDS_FILE, CommandInbox, read_replays
 from grpo_engine.contract.command import Dispatch
 from grpo_engine.contract.error import InvalidRequest
-from grpo_engine.dataset import Dataset, make_prompts
+from grpo_engine.dataset import Dataset, make_prompts, num_untemplated
 from grpo_engine.device import Device, choose_device, keep_freed_memory, seed_everything
 from grpo_engine.diagnostics import Detectors
 from grpo_engine.environment import training_grader, with_environment_files
@@ -227,7 +227,12 @@ def _prompts(report: RowReport, policy: Policy, dispatch: Dispatch) -> tuple[lis
         max_completion_tokens=grpo.sampling.max_completion_tokens,
     )
     longest = max(len(prompt.token_ids) for prompt in prompts)
-    counts = {"num_prompts": len(prompts), "num_skipped_long": num_long, "longest_prompt_tokens": longest}
+    counts = {
+        "num_prompts": len(prompts),
+        "num_skipped_long": num_long,
+        "longest_prompt_tokens": longest,
+        "num_untemplated": num_untemplated(report.rows, policy.tokenizer, grpo.data),
+    }
     return prompts, {**report.to_json(), **counts}
 
 
@@ -236,7 +241,13 @@ def _load_data(report: RowReport, policy: Policy, dispatch: Dispatch, log: Event
     prompts, found = _prompts(report, policy, dispatch)
     num_long, data = found["num_skipped_long"], {**found, **about}
     message = f"{len(prompts)} prompts, {num_long} skipped as too long, {report.num_bad} bad rows left out"
-    log.emit("data.loaded", message, level="warn" if num_long or report.num_bad else "info", data=data)
+    if data["num_untemplated"]:
+        message += (
+            f"; {data['num_untemplated']} rows are plain text and are fed without the model's chat template: set data.prompt_as to 'user' "
+            "to make them user messages, or to 'text' when this is meant"
+        )
+    is_doubtful = num_long or report.num_bad or data["num_untemplated"]
+    log.emit("data.loaded", message, level="warn" if is_doubtful else "info", data=data)
     return Dataset(prompts, dispatch.spec.seed, should_shuffle=grpo.data.shuffle)
 
 

@@ -18,6 +18,9 @@ from grpo_engine.outcome import ConfigError
 from grpo_engine.rows import Row
 
 DATA_PARAM = "method.grpo.data"
+_FAULTS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What a template's own expressions raise beside jinja's errors: `1 + "a"`, `messages[7]["content"].x`."""
+_PROBE = "one more word"
 
 
 class Dataset:
@@ -98,6 +101,13 @@ def make_prompts(
     return prompts, len(rows) - len(prompts)
 
 
+def num_untemplated(rows: Sequence[Row], tokenizer: Any, data: DataConfig) -> int:
+    """Rows of text that go without the model's chat template though the job never said so; 0 for a model that has none."""
+    if getattr(tokenizer, "chat_template", None) is None or data.chat_template == "none" or data.prompt_as != "auto":
+        return 0
+    return sum(row.text is not None for row in rows)
+
+
 def render(row: Row, tokenizer: Any, data: DataConfig) -> tuple[str, list[int]]:
     """A row's prompt as text and token ids, with the begin-of-text token at most once and no end token of the tokenizer's own.
 
@@ -132,8 +142,30 @@ def _apply_template(messages: list[dict[str, str]], tokenizer: Any, line: int) -
             "the model's tokenizer has no chat template; set chat_template to none and give prompts as text, or train an instruct model",
             param=f"{DATA_PARAM}.chat_template",
         )
+    text = _rendered(messages, tokenizer, line)
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant" and (content := message["content"].strip()) and content not in text:
+            _check_is_read(messages, index, text, tokenizer, line)
+    return text
+
+
+def _check_is_read(messages: list[dict[str, str]], index: int, text: str, tokenizer: Any, line: int) -> None:
+    """A template may rewrite a message; one whose words change nothing would train on another prompt than the row's."""
+    message = messages[index]
+    changed = [*messages[:index], {**message, "content": f"{message['content']} {_PROBE}"}, *messages[index + 1 :]]
+    if _rendered(changed, tokenizer, line) != text:
+        return
+    if message["role"] == "system":
+        remedy = "move its words into the user message, or remove it (data.system_prompt makes one)"
+    else:
+        remedy = "keep the last user message alone, or set chat_template to none"
+    detail = f"line {line}: the model's chat template leaves out message {index + 1}, from {message['role']!r}; {remedy}"
+    raise ConfigError(detail, param="training_file")
+
+
+def _rendered(messages: list[dict[str, str]], tokenizer: Any, line: int) -> str:
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except (TemplateError, ValueError) as error:
-        raise ConfigError(f"line {line}: the model's chat template refuses the messages: {error}", param="training_file") from error
-    return str(text)
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    except (TemplateError, *_FAULTS) as error:
+        kind = "" if isinstance(error, TemplateError | ValueError) else f"{type(error).__name__}: "
+        raise ConfigError(f"line {line}: the model's chat template refuses the messages: {kind}{error}", param="training_file") from error

@@ -270,7 +270,7 @@ def end_tokens(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> f
     for value in (tokenizer.eos_token_id, getattr(generation, "eos_token_id", None)):
         found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
     vocabulary = tokenizer.get_vocab()
-    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+    template = chat.get("default", "") if isinstance(chat := tokenizer.chat_template or "", dict) else chat  # several by name, or one
     found.update(vocabulary[token] for token in END_OF_TURN if token in template and token in vocabulary)
     return frozenset(int(token) for token in found)
 

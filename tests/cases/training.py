@@ -68,6 +68,9 @@ def graders_that_apply_to_some_rows(case: Case, bench: Bench) -> None:
         limits={"num_steps": 4},
     )
     assert "NaN" not in text_of(run_dir)
+    (loaded,) = events(run_dir, "data.loaded")
+    assert (loaded.level, loaded.data["num_untemplated"]) == ("warn", 8)
+    assert "set data.prompt_as to 'user'" in loaded.message
     names = [{name for name in step if name.startswith("reward/grader/")} for step in series(run_dir).values()]
     assert [any("sum" in name for name in found) for found in names] == [True, True, False, False]
     assert [any("word" in name for name in found) for found in names] == [False, False, True, True]

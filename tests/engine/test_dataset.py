@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from grpo_engine.batch import Prompt
 from grpo_engine.contract.data import DataConfig
-from grpo_engine.dataset import Dataset, make_prompts, render
+from grpo_engine.dataset import Dataset, make_prompts, num_untemplated, render
 from grpo_engine.outcome import ConfigError
 from grpo_engine.rows import Row
 
@@ -81,6 +81,37 @@ def test_a_template_that_refuses_names_the_line() -> None:
     tokenizer = make_tokenizer(template="{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ConfigError, match=r"line 1: .*roles must alternate"):
         render(messages(), tokenizer, DataConfig())
+
+
+@pytest.mark.parametrize("template", ["{{ 1 + messages[0].content }}", "{{ messages[0].content.pop() }}", "{{ 1 // 0 }}", "{% if %}"])
+def test_a_template_with_a_fault_of_its_own_is_named(template: str) -> None:
+    with pytest.raises(ConfigError, match="line 1: the model's chat template refuses the messages: ") as caught:
+        render(messages(), make_tokenizer(template=template), DataConfig())
+    assert caught.value.param == "training_file"
+
+
+def test_a_template_that_leaves_a_message_out_is_refused() -> None:
+    """Otherwise the system prompt would be ignored without a word, and rows would share one prompt."""
+    no_system = make_tokenizer(template="{% for m in messages if m.role == 'user' %}user : {{ m.content }} {% endfor %}assistant :")
+    with pytest.raises(ConfigError, match=r"line 1: .* leaves out message 1, from 'system'; .*data\.system_prompt"):
+        render(messages(), no_system, DataConfig(system_prompt="be brief"))
+    with pytest.raises(ConfigError, match=r"leaves out message 1, from 'user'"):
+        render(messages(), make_tokenizer(template="user : assistant :"), DataConfig())
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "brief"}, {"role": "user", "content": "world"}]
+    assert render(Row(1, turns, None, {}), no_system, DataConfig())[0] == "user : hello user : world assistant :"
+
+
+def test_a_template_may_rewrite_what_it_reads() -> None:
+    shouting = make_tokenizer(template="user : {{ messages[0].content | trim | replace('/no_think', '') }} assistant :")
+    assert render(messages(" hello /no_think"), shouting, DataConfig())[0] == "user : hello  assistant :"
+
+
+def test_text_without_the_template_is_counted_unless_it_is_meant() -> None:
+    rows = [plain("hello"), messages(), plain("world")]
+    assert num_untemplated(rows, make_tokenizer(), DataConfig()) == 2
+    assert num_untemplated(rows, make_tokenizer(), DataConfig(prompt_as="text")) == 0
+    assert num_untemplated(rows, make_tokenizer(), DataConfig(chat_template="none")) == 0
+    assert num_untemplated(rows, make_tokenizer(template=None), DataConfig()) == 0
 
 
 def test_long_prompts_are_skipped_and_counted() -> None:

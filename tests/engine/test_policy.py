@@ -17,7 +17,7 @@ from grpo_engine.device import Device
 from grpo_engine.gguf_model import SMOLLM2, bundled_folder, bundled_gguf, convert_gguf
 from grpo_engine.logprob import MicroBatch, token_stats
 from grpo_engine.models import model_folder
-from grpo_engine.policy import Policy, load_policy, load_policy_folder, weights_sha256
+from grpo_engine.policy import Policy, end_tokens, load_policy, load_policy_folder, weights_sha256
 from grpo_engine.publish import save_published
 from tests.engine.model_fixtures import ragged_rows, tiny_policy
 from tests.tiny import SPECIAL, byte_tokenizer, make_model
@@ -45,6 +45,8 @@ def test_end_tokens_come_from_tokenizer_settings_and_template(tmp_path: Path) ->
     policy = _load(folder)
     assert policy.eos_ids == {7, 257, 260}
     assert policy.pad_id == 258
+    policy.tokenizer.chat_template = {"default": policy.tokenizer.chat_template, "tool_use": ""}
+    assert end_tokens(policy.model, policy.tokenizer) == policy.eos_ids
 
 
 def test_pad_equal_to_eos_stays_an_end_token(tmp_path: Path) -> None:
