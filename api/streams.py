@@ -2,7 +2,8 @@
 
 The metrics stream goes by `<epoch>-<seq>`. An entry of Redis is passed on only when it follows the last one sent directly;
 otherwise the database, which has the gap or will have it soon, is read first. A new attempt is always entered through the
-database, because only that proves that the attempt before is complete.
+database, because only that proves that the attempt before is complete. While Redis goes on without a gap the database is not
+asked: what it could add is what Redis has just said, and two hundred readers would ask it at every step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from anyio import CancelScope
@@ -112,18 +114,25 @@ async def metric_frames(services: Services, job_id: str, after: Position) -> Asy
     try:
         while True:
             frames, job = await run_in_threadpool(feed.from_database)
-            if not frames and job.is_terminal:
-                break
-            is_degraded = feed.is_degraded
-            if not frames:
-                frames = await feed.from_redis()
-            if feed.is_degraded and not is_degraded:
-                yield DEGRADED
             for chunk in frames:
                 beat.reset()
                 yield chunk
-            if beat.is_due():
-                yield HEARTBEAT
+            if frames:
+                continue
+            if job.is_terminal:
+                break
+            goes_on = True
+            while goes_on:
+                was_degraded = feed.is_degraded
+                frames = await feed.from_redis()
+                if feed.is_degraded and not was_degraded:
+                    yield DEGRADED
+                for chunk in frames:
+                    beat.reset()
+                    yield chunk
+                if beat.is_due():
+                    yield HEARTBEAT
+                goes_on = bool(frames)
         outcome = await run_in_threadpool(outcome_view, job, None)
         yield frame(encode_nonfinite(outcome.model_dump()), event="job.finished", event_id=END)
         yield DONE
@@ -192,8 +201,8 @@ class _Feed:
         following = self._contiguous(entries)
         if entries and not following:
             await asyncio.sleep(self._services.limits.poll_s)
-        items = [_entry_item(place, entry) for place, entry in following]
-        return [item.frame() for item in items if item is not None]
+        frames = [_entry_frame(place, entry.event) for place, entry in following]
+        return [chunk for chunk in frames if chunk is not None]
 
     def _contiguous(self, entries: list[StreamEntry]) -> list[tuple[Position, StreamEntry]]:
         taken: list[tuple[Position, StreamEntry]] = []
@@ -219,13 +228,15 @@ def _step_item(step: StepRecord) -> _Item:
     return _Item(_place(step), _STEP, _step_data(_place(step), step.step, step.time, step.metrics, step.beta))
 
 
-def _entry_item(place: Position, entry: StreamEntry) -> _Item | None:
-    event: dict[str, Any] = json.loads(entry.event)
+@lru_cache(maxsize=256)
+def _entry_frame(place: Position, line: str) -> bytes | None:
+    """The frame of an event's line, made once for all who read the stream; None for what is no telemetry."""
+    event: dict[str, Any] = json.loads(line)
     data = event["data"]
     if event["type"] == _STEP:
-        return _Item(place, _STEP, _step_data(place, event["step"], event["time"], data["metrics"], data.get("beta", {})))
+        return _Item(place, _STEP, _step_data(place, event["step"], event["time"], data["metrics"], data.get("beta", {}))).frame()
     if event["type"] == _REWIND:
-        return _Item(place, _REWIND, _rewind_data(place, event["time"], data))
+        return _Item(place, _REWIND, _rewind_data(place, event["time"], data)).frame()
     return None
 
 

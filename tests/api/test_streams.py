@@ -91,6 +91,22 @@ def test_the_live_tail_comes_from_redis_before_the_database_has_it(client: httpx
     assert hand.ledger.last_ingested(job_id) == (1, 1)
 
 
+def test_a_tail_without_a_gap_leaves_the_database_alone(
+    server: Server, client: httpx.Client, hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = create(client)
+    epoch = hand.start(job_id)
+    ledger = server.app.state.services.ledger
+    asked: list[str] = []
+    monkeypatch.setattr(ledger, "get_job", lambda job, get=ledger.get_job: (asked.append(job), get(job))[1])
+    with client.stream("GET", f"{JOBS}/{job_id}/metrics/stream") as answer:
+        events = (frame for frame in frames(answer.iter_lines()) if frame.event)
+        for step in range(1, 61):
+            hand.publish(job_id, step_event(epoch, step, step))
+            assert next(events).data["step"] == step
+    assert 1 <= len(asked) <= 20, "a reader that keeps up asks the database at every step"
+
+
 def test_a_gap_in_redis_waits_for_the_database(client: httpx.Client, hand: Hand) -> None:
     job_id = create(client)
     epoch = hand.start(job_id)
