@@ -42,7 +42,7 @@ export function targetBand(beta, targets) {
 
 /** A sentence about the rule that sets beta. */
 export function ruleSentence(beta) {
-  if (beta.rule === "fixed") return "β is fixed for the whole run.";
+  if (beta.rule === "fixed") return "β is fixed until somebody changes it.";
   if (beta.rule === "schedule") return `β follows a ${beta.schedule.type} schedule, whatever KL does.`;
   const unit = beta.unit === "token" ? "nats per token" : "nats per completion";
   const from = beta.calibration ? "a target measured in the warm-up" : `a target of ${beta.target} ${unit}`;

@@ -211,7 +211,7 @@ function drawMarks(context, marks, x, y, view, colours) {
       context.setLineDash([]);
       context.beginPath();
       context.moveTo(at, 4);
-      context.lineTo(at + 9, 8.5);
+      context.lineTo(at + (at + 9 > view.width - 6 ? -9 : 9), 8.5);
       context.lineTo(at, 13);
     } else {
       const foot = view.height - 27;

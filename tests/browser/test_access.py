@@ -20,7 +20,7 @@ VIEWS = {
     "jobs": ("#/jobs", "6 jobs"),
     "running": ("#/jobs/{running}", "live"),
     "failed": ("#/jobs/{failed}", "The job failed (nonfinite)."),
-    "compare": ("#/compare?jobs={done},{failed}", "β is fixed for the whole run."),
+    "compare": ("#/compare?jobs={done},{failed}", "β is fixed until somebody changes it."),
     "new": ("#/new?from={running}", "The server would accept this job:"),
     "rollouts": ("#/jobs/{running}/rollouts", "KL of a token, nats:"),
     "fork": ("#/jobs/{running}/fork", "What changes"),

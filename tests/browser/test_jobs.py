@@ -131,7 +131,7 @@ def test_a_page_opened_while_the_server_is_away_shows_itself_later(
     open_page: OpenPage, server: Server, jobs: dict[str, str], problems: Problems
 ) -> None:
     page = open_page(f"#/compare?jobs={jobs['done']}")
-    expect(page.get_by_text("β is fixed for the whole run.")).to_be_visible()
+    expect(page.get_by_text("β is fixed until somebody changes it.")).to_be_visible()
     page.get_by_role("link", name="Jobs", exact=True).click()
     expect(page.get_by_text("6 jobs", exact=True)).to_be_visible()
     server.stop()
