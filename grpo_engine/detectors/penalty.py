@@ -62,7 +62,7 @@ def beta_high(history: History, cfg: BetaHigh, _job: JobTraits) -> Verdict | Non
     if beta is None:
         return None
     return Verdict.of(
-        beta > cfg.beta, beta, cfg.beta, f"beta {beta:.4g} is high: learning may be slow; what counts is its size beside the rewards'"
+        beta > cfg.beta, beta, cfg.beta, f"beta {beta:.4g} is high: learning may be slow; judge it by the size of the rewards"
     )
 
 
