@@ -44,6 +44,7 @@ from api.routes import (
 )
 from api.served_queues import ServedQueues
 from api.sse import StreamLimits, StreamSlots
+from api.tails import Tails
 from api.tracing import Tracing
 from api.verify import VerifiedFiles
 from grpo_engine.grader import ProcessPool
@@ -124,6 +125,7 @@ def _build(settings: Settings, limits: StreamLimits | None) -> Services:
         places=QueuePlaces(ledger.database, served),
         served=served,
         probes=Probes(settings, ledger.artifacts, served),
+        tails=Tails(settings),
     )
 
 

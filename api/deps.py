@@ -16,13 +16,14 @@ from api.queue_places import QueuePlaces
 from api.served_queues import ServedQueues
 from api.sse import StreamLimits, StreamSlots
 from api.strict_json import loads_object
+from api.tails import Tails
 from api.verify import VerifiedFiles
 from grpo_engine.contract.error import InvalidRequest, UnsupportedMediaType
 from grpo_engine.contract.nearest import nearest
 from grpo_engine.grader import ProcessPool
 from jobs.artifacts import Artifacts
 from jobs.ledger import Ledger
-from jobs.live import AsyncLive, Live
+from jobs.live import Live
 from jobs.settings import Settings
 
 _LARGE_BODY = 65_536
@@ -44,15 +45,12 @@ class Services:
     places: QueuePlaces
     served: ServedQueues
     probes: Probes
+    tails: Tails
 
     @property
     def limits(self) -> StreamLimits:
         """Times of the event streams."""
         return self.slots.limits
-
-    def open_live(self) -> AsyncLive:
-        """A Redis client of its own for one event stream."""
-        return AsyncLive.connect(self.settings)
 
 
 async def services(request: Request) -> Services:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from anyio import CancelScope
 from starlette.concurrency import run_in_threadpool
 
 from api.deps import Services
@@ -27,12 +26,11 @@ from grpo_engine.contract.error import Unavailable
 from grpo_engine.contract.event import encode_nonfinite
 from jobs.event_files import last_seq
 from jobs.ledger.records import JobRecord, StepRecord
-from jobs.live import AsyncLive, StreamEntry
+from jobs.live import StreamEntry
 
 END = "end"
 """Id of the last frame of a metrics stream."""
 _PAGE = 500
-_BLOCK_MS = 1000
 _STEP, _REWIND = "step.completed", "run.rewound"
 
 
@@ -111,7 +109,7 @@ async def metric_frames(services: Services, job_id: str, after: Position) -> Asy
     feed = _Feed(services, job_id, after)
     beat = _Beat(services.limits.heartbeat_s)
     yield HEARTBEAT
-    try:
+    async with services.tails.reader():
         while True:
             frames, job = await run_in_threadpool(feed.from_database)
             for chunk in frames:
@@ -136,9 +134,6 @@ async def metric_frames(services: Services, job_id: str, after: Position) -> Asy
         outcome = await run_in_threadpool(outcome_view, job, None)
         yield frame(encode_nonfinite(outcome.model_dump()), event="job.finished", event_id=END)
         yield DONE
-    finally:
-        with CancelScope(shield=True):
-            await feed.aclose()
 
 
 @dataclass
@@ -159,7 +154,6 @@ class _Feed:
         self._job_id = job_id
         self._position = after
         """Everything up to here was sent, or is of no interest to the stream."""
-        self._live: AsyncLive | None = None
         self._retry_at = 0.0
         self.is_degraded = False
 
@@ -189,10 +183,8 @@ class _Feed:
         if time.monotonic() < self._retry_at:
             await asyncio.sleep(self._services.limits.poll_s)
             return []
-        if self._live is None:
-            self._live = self._services.open_live()
         try:
-            entries = await self._live.read_stream(self._job_id, str(self._position), block_ms=_BLOCK_MS)
+            entries = await self._services.tails.after(self._job_id, str(self._position))
         except Unavailable:
             self.is_degraded = True
             self._retry_at = time.monotonic() + self._services.limits.retry_redis_s
@@ -213,11 +205,6 @@ class _Feed:
             self._position = place
             taken.append((place, entry))
         return taken
-
-    async def aclose(self) -> None:
-        """Close the stream's own Redis client."""
-        if self._live is not None:
-            await self._live.aclose()
 
 
 def _place(step: StepRecord) -> Position:
