@@ -110,8 +110,8 @@ def require_disk(spec: JobSpec, model: BaseModel, free: int, reserve: int) -> in
 
 
 def _local_folder(name: str, model_dir: Path | None) -> Path | None:
-    """The folder, if the name leads to one strictly below the model directory."""
-    if model_dir is None or "\0" in name or len(name) > 512:
+    """The folder, if the name leads to one strictly below the model directory, and goes straight there."""
+    if model_dir is None or "\0" in name or len(name) > 512 or not {"", ".", ".."}.isdisjoint(name.split("/")):
         return None
     root = Path(os.path.realpath(model_dir))
     folder = Path(os.path.realpath(root / name))

@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from grpo_engine.contract.error import GrpoError, NotFound
 
 CHUNK = 1 << 18
-_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.IGNORECASE)
 
 
 class RangeNotSatisfiable(GrpoError):
@@ -54,8 +54,13 @@ def open_file(path: Path, name: str) -> OpenFile:
 
 
 def file_response(opened: OpenFile, *, range_header: str | None, if_range: str | None, etag: str, media_type: str) -> Response:
-    """200 with the whole file, or 206 with one range. Raises RangeNotSatisfiable (416)."""
+    """200 with the whole file, or 206 with one range of bytes. A unit other than bytes is ignored (RFC 9110, 14.2).
+
+    Raises RangeNotSatisfiable (416).
+    """
     headers = {"accept-ranges": "bytes", "etag": etag, "content-disposition": f'attachment; filename="{_ascii(opened.name)}"'}
+    if range_header is not None and not range_header.strip().lower().startswith("bytes"):
+        range_header = None
     if range_header is None or (if_range is not None and if_range != etag):
         headers["content-length"] = str(opened.size)
         return StreamingResponse(_read(opened, 0, opened.size), headers=headers, media_type=media_type)

@@ -86,6 +86,13 @@ def test_one_file_whole_and_in_two_ranges(client: httpx.Client, saved: tuple[str
     rest = client.get(path, headers={"range": "bytes=5000-", "if-range": head.headers["etag"]})
     assert (head.status_code, rest.status_code) == (206, 206)
     assert head.content + rest.content == content
+    assert client.get(path, headers={"range": "BYTES=0-4999"}).content == head.content
+    for ignored in ("items=0-1", "rows=x"):
+        got = client.get(path, headers={"range": ignored})
+        assert (got.status_code, got.content) == (200, content), ignored
+    for wrong in ("bytes=9-1", "bytes=x", "bytes=0-1,3-4", "bytes"):
+        got = client.get(path, headers={"range": wrong})
+        assert (got.status_code, got.json()["error"]["param"]) == (416, "range"), wrong
 
 
 UNLISTED = [

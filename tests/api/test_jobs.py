@@ -61,6 +61,9 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("a model no disk could hold", {**_grpo(), "model": "a" * 300}, "model"),
     ("a model outside the folder", {**_grpo(), "model": "/etc"}, "model"),
     ("a model above the folder", {**_grpo(), "model": "../models/tiny/.."}, "model"),
+    ("a model by a detour", {**_grpo(), "model": "tiny/../tiny"}, "model"),
+    ("a model from here", {**_grpo(), "model": "./tiny"}, "model"),
+    ("a model with a stroke behind", {**_grpo(), "model": "tiny/"}, "model"),
     ("a missing file", _grpo(), "training_file"),
     ("a reference that moves beside an adapter", _grpo(adapter={"type": "lora"}, reference={"sync_every": 2}), _SYNC),
 ]
