@@ -37,13 +37,13 @@ demo: $(VENV)/run.stamp
 	$(BIN)/grpo demo $(ARGS)
 
 test: $(VENV)/dev.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not faults and not browser" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not faults and not browser" $(ARGS)
 
 test-slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m "slow" $(ARGS)
 
 test-faults: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "faults" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "faults" $(ARGS)
 
 soak: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.faults.kill_loop $(ARGS)

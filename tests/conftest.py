@@ -21,6 +21,20 @@ from jobs.settings import Settings
 from jobs.tables import metadata
 from tests.postgres import PostgresServer
 
+LONG_FIRST = ("faults/test_kill_loop", "faults/test_exact_real", "faults", "journeys", "cli", "worker")
+"""Files under these paths take longest and begin first, so that no worker of xdist ends with one of them alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files stay whole and in order within their kind."""
+    root = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(root).as_posix()
+        return next((place for place, start in enumerate(LONG_FIRST) if path.startswith(start)), len(LONG_FIRST))
+
+    items.sort(key=place)
+
 
 @dataclass
 class ValkeyServer:
