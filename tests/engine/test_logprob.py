@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, Lfm2Config, MambaConfig, MambaForCausalLM, Qwen3NextConfig
 
 from grpo_engine import attention
 from grpo_engine.attention import BranchPlan
 from grpo_engine.batch import Completion, Prompt
+from grpo_engine.contract.error import InvalidRequest
+from grpo_engine.decode import CachedDecoder
 from grpo_engine.logprob import MicroBatch, check_shortcut, disable_branching, rollout_stats, split_rows, token_stats
 from grpo_engine.network import Network, make_network
 from grpo_engine.policy import Policy
@@ -223,6 +225,50 @@ def test_models_without_exchangeable_attention_take_the_plain_path() -> None:
     logits = network.module(torch.tensor([prompt.token_ids + completion.token_ids])).logits[0]
     expected = torch.log_softmax(logits, -1)[len(prompt.token_ids) - 1 : -1].gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
     torch.testing.assert_close(stats.logprob_BT[7, : len(completion.token_ids)], expected, rtol=0, atol=5e-5)
+
+
+def test_logits_changed_after_the_output_layer_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A soft cap leaves the small logits of a small model nearly alone, so its setting is looked at too."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Gemma2Config(**sizes, num_key_value_heads=2, head_dim=8)
+    with pytest.raises(InvalidRequest, match="soft cap") as caught:
+        make_network(Gemma2ForCausalLM(config))
+    assert caught.value.param == "model"
+    config.final_logit_softcapping = None
+    assert make_network(Gemma2ForCausalLM(config)).dtype == torch.float32
+    monkeypatch.setattr(Network, "logits", lambda network, hidden: 2 * network.module.get_output_embeddings()(hidden))
+    with pytest.raises(InvalidRequest, match="after the output layer"):
+        make_network(Gemma2ForCausalLM(config))
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        (Qwen3NextConfig, ["linear_attention", "full_attention"]),
+        (Lfm2Config, ["conv", "full_attention"]),
+    ],
+)
+def test_hybrid_models_are_computed_and_sampled_without_the_shortcut(config: type[Qwen3NextConfig | Lfm2Config], layers: list[str]) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 8}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    further = {**linear, **experts} if config is Qwen3NextConfig else {}
+    network = make_network(AutoModelForCausalLM.from_config(config(**sizes, **further, num_key_value_heads=2, layer_types=layers)).float())
+    assert not network.is_branched
+    assert layers[0] in network.why_not_branched
+    rows = ragged_rows()
+    stats = token_stats(network, _whole(rows), temperature=1.0, pad_id=0)
+    prompt, completion = rows[7]
+    logits = network.module(torch.tensor([prompt.token_ids + completion.token_ids])).logits[0]
+    logprobs = torch.log_softmax(logits, -1)[len(prompt.token_ids) - 1 : -1]
+    expected = logprobs.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+    torch.testing.assert_close(stats.logprob_BT[7, : len(completion.token_ids)], expected, rtol=0, atol=5e-5)
+    decoder = CachedDecoder(network)
+    with torch.no_grad():
+        step = [decoder.start([prompt.token_ids], 1), *(decoder.step(torch.tensor([token])) for token in completion.token_ids[:-1])]
+    torch.testing.assert_close(torch.log_softmax(torch.cat(step), -1), logprobs, rtol=0, atol=5e-5)
 
 
 def test_activation_checkpointing_recomputes_and_gives_the_same_gradients(tmp_path: Path) -> None:
