@@ -19,6 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from grpo_engine.contract.error import GrpoError, NotFound
 
 CHUNK = 1 << 18
+_BYTES = re.compile(r"\s*bytes\s*(=|$)", re.IGNORECASE)
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.IGNORECASE)
 
 
@@ -59,7 +60,7 @@ def file_response(opened: OpenFile, *, range_header: str | None, if_range: str |
     Raises RangeNotSatisfiable (416).
     """
     headers = {"accept-ranges": "bytes", "etag": etag, "content-disposition": f'attachment; filename="{_ascii(opened.name)}"'}
-    if range_header is not None and not range_header.strip().lower().startswith("bytes"):
+    if range_header is not None and _BYTES.match(range_header) is None:
         range_header = None
     if range_header is None or (if_range is not None and if_range != etag):
         headers["content-length"] = str(opened.size)
