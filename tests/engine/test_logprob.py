@@ -212,6 +212,18 @@ def test_a_layer_that_ignores_the_plan_is_caught_when_the_model_is_prepared(
     assert "differ" in broken.why_not_branched
 
 
+def _check_an_unpadded_row(network: Network) -> tuple[tuple[Prompt, Completion], torch.Tensor]:
+    """One row of the padded batch against the model called for it alone; returns the row and its log-probabilities (T, V)."""
+    rows = ragged_rows()
+    stats = token_stats(network, _whole(rows), temperature=1.0, pad_id=0)
+    prompt, completion = rows[7]
+    logits = network.module(torch.tensor([prompt.token_ids + completion.token_ids])).logits[0]
+    logprobs = torch.log_softmax(logits, -1)[len(prompt.token_ids) - 1 : -1]
+    expected = logprobs.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+    torch.testing.assert_close(stats.logprob_BT[7, : len(completion.token_ids)], expected, rtol=0, atol=5e-5)
+    return rows[7], logprobs
+
+
 def test_models_without_exchangeable_attention_take_the_plain_path() -> None:
     """A linear-attention (state-space) model is noticed when it is prepared, and computed without the shortcut."""
     torch.manual_seed(0)
@@ -219,12 +231,7 @@ def test_models_without_exchangeable_attention_take_the_plain_path() -> None:
     network = make_network(MambaForCausalLM(config))
     assert not network.is_branched
     assert network.why_not_branched
-    rows = ragged_rows()
-    stats = token_stats(network, _whole(rows), temperature=1.0, pad_id=0)
-    prompt, completion = rows[7]
-    logits = network.module(torch.tensor([prompt.token_ids + completion.token_ids])).logits[0]
-    expected = torch.log_softmax(logits, -1)[len(prompt.token_ids) - 1 : -1].gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
-    torch.testing.assert_close(stats.logprob_BT[7, : len(completion.token_ids)], expected, rtol=0, atol=5e-5)
+    _check_an_unpadded_row(network)
 
 
 def test_logits_changed_after_the_output_layer_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,13 +265,7 @@ def test_hybrid_models_are_computed_and_sampled_without_the_shortcut(config: typ
     network = make_network(AutoModelForCausalLM.from_config(config(**sizes, **further, num_key_value_heads=2, layer_types=layers)).float())
     assert not network.is_branched
     assert layers[0] in network.why_not_branched
-    rows = ragged_rows()
-    stats = token_stats(network, _whole(rows), temperature=1.0, pad_id=0)
-    prompt, completion = rows[7]
-    logits = network.module(torch.tensor([prompt.token_ids + completion.token_ids])).logits[0]
-    logprobs = torch.log_softmax(logits, -1)[len(prompt.token_ids) - 1 : -1]
-    expected = logprobs.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
-    torch.testing.assert_close(stats.logprob_BT[7, : len(completion.token_ids)], expected, rtol=0, atol=5e-5)
+    (prompt, completion), logprobs = _check_an_unpadded_row(network)
     decoder = CachedDecoder(network)
     with torch.no_grad():
         step = [decoder.start([prompt.token_ids], 1), *(decoder.step(torch.tensor([token])) for token in completion.token_ids[:-1])]
