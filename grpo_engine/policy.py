@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -33,6 +34,9 @@ from grpo_engine.sharding import Sharding
 
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|return|>", "<|END_OF_TURN_TOKEN|>")
 """Tokens that end an assistant's turn; each counts as an end token when the chat template writes it."""
+
+_LOADING = Lock()
+"""While transformers loads a model it replaces methods of its classes; two threads at once would leave them replaced for good."""
 
 
 @dataclass
@@ -196,9 +200,10 @@ def load_policy_folder(
 def load_module(folder: Path) -> PreTrainedModel:
     """The bare transformers module in fp32. Refuses weights with missing parts, which would be random."""
     try:
-        module, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, local_files_only=True, output_loading_info=True
-        )
+        with _LOADING:
+            module, info = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, local_files_only=True, output_loading_info=True
+            )
     except (ValueError, KeyError, OSError, RuntimeError, ImportError, SafetensorError) as error:
         raise InvalidRequest(f"{folder.name} cannot be loaded as a causal language model: {error}", param="model") from error
     missing = sorted(info["missing_keys"])

