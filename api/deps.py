@@ -18,7 +18,7 @@ from api.sse import StreamLimits, StreamSlots
 from api.strict_json import loads_object
 from api.tails import Tails
 from api.verify import VerifiedFiles
-from grpo_engine.contract.error import InvalidRequest, UnsupportedMediaType
+from grpo_engine.contract.error import InvalidRequest, NotFound, UnsupportedMediaType
 from grpo_engine.contract.nearest import nearest
 from grpo_engine.grader import ProcessPool
 from jobs.artifacts import Artifacts
@@ -70,15 +70,29 @@ async def json_body(request: Request) -> dict[str, Any]:
     kind, _, parameters = request.headers.get("content-type", "").partition(";")
     charset = parameters.strip().lower()
     if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8", 'charset="utf-8"'):
-        raise UnsupportedMediaType("send the body as application/json in UTF-8", param="content-type")
+        raise UnsupportedMediaType("the body is not marked as JSON; send it as application/json in UTF-8", param="content-type")
+    refuse_coded(request)
     body = await request.body()
     if len(body) > _LARGE_BODY:
         return await run_in_threadpool(loads_object, body)
     return loads_object(body)
 
 
+def refuse_coded(request: Request) -> None:
+    """Bodies are taken as they are. Raises UnsupportedMediaType (415) for a compressed one."""
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise UnsupportedMediaType(
+            "the body is compressed; send it as it is", param="content-encoding", headers={"accept-encoding": "identity"}
+        )
+
+
 async def known_query(request: Request) -> None:
-    """Router-level dependency: a query parameter that the route does not know, or that is given twice, is an error, never ignored."""
+    """Router-level dependency: a query parameter that the route does not know, or that is given twice, is an error, never ignored; and
+    so is a NUL character, which PostgreSQL takes in no text."""
+    for name, value in request.path_params.items():
+        if "\0" in str(value):
+            kind = InvalidRequest if name == "key" else NotFound
+            raise kind(f"{name} holds a NUL character, which no {name} has; correct the address", param=name)
     route = request.scope.get("route")
     dependant = getattr(route, "dependant", None)
     if dependant is None:
@@ -88,7 +102,10 @@ async def known_query(request: Request) -> None:
     lists = _query_names(dependant, is_list=True)
     known = lists | _query_names(dependant, is_list=False) | extra_query(request.scope.get("endpoint"))
     seen: set[str] = set()
-    for name, _ in request.query_params.multi_items():
+    for name, value in request.query_params.multi_items():
+        if "\0" in name + value:
+            shown = name.replace("\0", "")[:64]
+            raise InvalidRequest(f"query parameter {shown!r} holds a NUL character; remove it", param=shown or "query")
         if name in seen and name not in lists:
             raise InvalidRequest(f"query parameter {name[:64]!r} is given twice; keep one", param=name[:64])
         seen.add(name)

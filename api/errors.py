@@ -7,6 +7,7 @@ never reaches the answer.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -14,11 +15,14 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
 
 from grpo_engine.contract.error import GrpoError, InvalidRequest, NotFound
 
 logger = logging.getLogger("grpo.api")
 
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 PROBLEM_TYPE = "application/problem+json"
 _LONGEST_MESSAGE, _LONGEST_PARAM = 4000, 500
 """Characters; a key of a request can be as long as the request."""
@@ -76,7 +80,8 @@ def _on_error(request: Request, error: Exception) -> Response:
 
 def _unknown_in_path(request: Request, message: str) -> str | None:
     """The part of the path that the words are about: what was looked for stands in them."""
-    named = [name for name, value in request.path_params.items() if str(value) in message]
+    given = request.path_params.items()
+    named = [name for name, value in given if repr(str(value)) in message] or [name for name, value in given if str(value) in message]
     return named[-1] if named else None
 
 
@@ -90,13 +95,24 @@ def _on_validation(request: Request, error: Exception) -> Response:
     return problem_response(InvalidRequest(f"{place} {name}: {text}; change it accordingly", param=name or None), request.url.path)
 
 
+def _methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
+    """Every method of a path. The router itself names those of the first route that has the path."""
+    offered = set()
+    for method in _METHODS:
+        asked = {**scope, "method": method}
+        if any(route.matches(asked)[0] is Match.FULL for route in routes):
+            offered.add(method)
+    return sorted(offered)
+
+
 def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == 404:
         return problem_response(NotFound(f"there is nothing at {request.method} {request.url.path}", headers=headers), request.url.path)
     if error.status_code == 405:
-        message = f"{request.method} is not offered here; use {headers.get('allow', headers.get('Allow', 'another method'))}"
+        headers = {"allow": ", ".join(_methods(request.app.routes, request.scope))}
+        message = f"{request.method} is not offered here; use {headers['allow']}"
         return problem_response(MethodNotAllowed(message, headers=headers), request.url.path)
     wrapped = InvalidRequest(str(error.detail), headers=headers)
     wrapped.status = error.status_code

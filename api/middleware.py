@@ -32,7 +32,7 @@ class RequestStalled(InvalidRequest):
     code = "request_stalled"
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, headers={"connection": "close"})
+        super().__init__(message, param="body", headers={"connection": "close"})
 
 
 class RequestId:
@@ -90,7 +90,7 @@ class BodyLimit:
         is_upload = scope["method"] == "POST" and scope["path"] == "/v1/files"
         cap = self.file_limit + MULTIPART_OVERHEAD if is_upload else self.limit
         declared = dict(scope["headers"]).get(b"content-length", b"")
-        error = PayloadTooLarge(f"the body exceeds {cap} bytes; send less", headers={"connection": "close"})
+        error = PayloadTooLarge(f"the body exceeds {cap} bytes; send less", param="body", headers={"connection": "close"})
         if declared.isdigit() and int(declared) > cap:
             await _drain(receive, 0, min(cap * _DRAIN_FACTOR, self.limit * _DRAIN_FACTOR))
             await problem_response(error, scope["path"])(scope, receive, send)

@@ -15,6 +15,8 @@ from grpo_engine.contract.error import InvalidRequest, MalformedJson
 
 MAX_DEPTH = 32
 MAX_INTEGER = 2**53
+BODY = "body"
+"""What an error about the whole body names."""
 
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 """A string may lack its end: otherwise each quote in an unfinished one would be tried as a beginning, in quadratic time."""
@@ -35,21 +37,21 @@ class _DuplicateKeys(dict[str, Any]):
 def loads_strict(body: bytes) -> Any:
     """Decode one JSON document.
 
-    Raises MalformedJson (400) when the bytes are no JSON, InvalidRequest (422, `param` = JSON path) when a value in them is
-    not allowed.
+    Raises MalformedJson (400) when the bytes are no JSON, InvalidRequest (422) when a value in them is not allowed: `param` is its
+    JSON path, and `body` when it is the whole.
     """
     if body.startswith(_MARKS):
-        raise MalformedJson("the body begins with a byte-order mark; send plain UTF-8 without one")
+        raise MalformedJson("the body begins with a byte-order mark; send plain UTF-8 without one", param=BODY)
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise MalformedJson(f"the body is not valid UTF-8 (byte {error.start}); send UTF-8") from None
+        raise MalformedJson(f"the body is not valid UTF-8 (byte {error.start}); send UTF-8", param=BODY) from None
     _check_depth(body)
     try:
         value = json.loads(text, parse_int=_integer, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise MalformedJson(f"the body is not valid JSON: {error.msg} at {where}; correct it") from None
+        raise MalformedJson(f"the body is not valid JSON: {error.msg} at {where}; correct it", param=BODY) from None
     _check(value, "")
     return value
 
@@ -58,7 +60,7 @@ def loads_object(body: bytes) -> dict[str, Any]:
     """`loads_strict` for bodies that must be an object."""
     value = loads_strict(body)
     if not isinstance(value, dict):
-        raise InvalidRequest("the body must be a JSON object; send one")
+        raise InvalidRequest("the body must be a JSON object; send one", param=BODY)
     return value
 
 
@@ -69,7 +71,7 @@ def _check_depth(body: bytes) -> None:
         if token in (b"[", b"{"):
             depth += 1
             if depth > MAX_DEPTH:
-                raise MalformedJson(f"the body nests deeper than {MAX_DEPTH} levels; flatten it")
+                raise MalformedJson(f"the body nests deeper than {MAX_DEPTH} levels; flatten it", param=BODY)
         elif token in (b"]", b"}"):
             depth -= 1
 
@@ -100,20 +102,20 @@ def _check(value: Any, path: str) -> None:
             _check(item, f"{path}[{index}]")
     elif isinstance(value, str):
         if _FORBIDDEN.search(value):
-            raise InvalidRequest(f"{path or 'the body'} holds a NUL character or a lone surrogate; remove it", param=path or None)
+            raise InvalidRequest(f"{path or 'the body'} holds a NUL character or a lone surrogate; remove it", param=path or BODY)
     elif isinstance(value, _HugeInteger) or (isinstance(value, int) and abs(value) > MAX_INTEGER):
-        raise InvalidRequest(f"{path or 'the body'} is an integer beyond 2^53; use a smaller one", param=path or None)
+        raise InvalidRequest(f"{path or 'the body'} is an integer beyond 2^53; use a smaller one", param=path or BODY)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise InvalidRequest(f"{path or 'the body'} is not a finite number; NaN and infinities are not allowed", param=path or None)
+        raise InvalidRequest(f"{path or 'the body'} is not a finite number; send one that is", param=path or BODY)
 
 
 def _check_object(value: dict[str, Any], path: str) -> None:
     if isinstance(value, _DuplicateKeys):
         param = _join(path, value.key) if not _FORBIDDEN.search(value.key) else path
-        raise InvalidRequest(f"the key {param!r} is given twice; keep one", param=param or None)
+        raise InvalidRequest(f"the key {param!r} is given twice; keep one", param=param or BODY)
     for key, item in value.items():
         if _FORBIDDEN.search(key):
-            raise InvalidRequest(f"a key in {path or 'the body'} holds a NUL character or a lone surrogate; remove it", param=path or None)
+            raise InvalidRequest(f"a key in {path or 'the body'} holds a NUL character or a lone surrogate; remove it", param=path or BODY)
         _check(item, _join(path, key))
 
 

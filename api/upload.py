@@ -106,7 +106,7 @@ class _Receiver:
     def _begin_part(self) -> None:
         self._parts += 1
         if self._parts > MAX_PARTS:
-            raise InvalidRequest(f"the form has more than {MAX_PARTS} parts; send file and purpose")
+            raise InvalidRequest(f"the form has more than {MAX_PARTS} parts; send file and purpose", param="body")
         self._disposition, self._value = b"", bytearray()
 
     def _end_header(self) -> None:

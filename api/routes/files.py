@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from api.auth import requires
-from api.deps import ServicesDep
+from api.deps import ServicesDep, refuse_coded
 from api.download import file_response, open_file, without_body
 from api.files import PURPOSE, keep, require_space
 from api.openapi import produces
@@ -40,6 +40,7 @@ _FORM = {
 @requires("submit")
 async def upload(request: Request, services: ServicesDep) -> Response:
     """Upload JSONL, CSV or Parquet. A line that is no row is a 422 that names it, and nothing is kept."""
+    refuse_coded(request)
     await run_in_threadpool(require_space, services)
     received = await receive_upload(request, services.artifacts.files_dir, services.settings.file_limit_bytes)
     return answer(file_view(await run_in_threadpool(keep, services, received)))

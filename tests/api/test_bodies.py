@@ -8,6 +8,7 @@ import json
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -15,7 +16,9 @@ from fastapi import APIRouter
 from starlette.types import Message, Receive, Scope, Send
 
 from api.middleware import BodyLimit, RequestStalled
+from api.sse import StreamLimits
 from grpo_engine.contract.error import GrpoError
+from jobs.settings import Settings
 from tests.api.conftest import Server, create, spec, upload
 from tests.api.test_strict_json import REFUSED
 
@@ -48,8 +51,10 @@ def test_nothing_that_is_not_strict_json_gets_in_anywhere(client: httpx.Client) 
             answer = client.request(method, path, content=body, headers=JSON)
             assert answer.status_code == status, (path, name)
             strict_problem(answer)
+            assert answer.json()["error"]["param"], (path, name)
         for text in ('"text"', "7", "null", "[]", "true"):
-            assert client.request(method, path, content=text, headers=JSON).status_code == 422, (path, text)
+            answer = client.request(method, path, content=text, headers=JSON)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (422, "body"), (path, text)
     assert client.get(JOBS).json()["data"] == before
 
 
@@ -70,6 +75,73 @@ def test_json_comes_as_application_json_only(client: httpx.Client, kind: str | N
     assert answer.json()["error"]["param"] == "content-type"
 
 
+@pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip", "x"])
+def test_a_compressed_body_is_415_and_not_read_as_if_it_were_plain(shared_client: httpx.Client, coding: str) -> None:
+    headers = {"content-encoding": coding}
+    form = {"file": ("a.jsonl", b'{"prompt": "1"}\n')}
+    for answer in (
+        shared_client.post(f"{JOBS}/validate", json=spec("file-none"), headers=headers),
+        shared_client.post("/v1/files", files=form, data={"purpose": "fine-tune"}, headers=headers),
+    ):
+        assert (answer.status_code, answer.json()["error"]["param"]) == (415, "content-encoding")
+        assert answer.headers["accept-encoding"] == "identity"
+
+
+def test_a_plain_body_may_say_that_it_is(shared_client: httpx.Client) -> None:
+    answer = shared_client.post(f"{JOBS}/validate", json=spec("file-none"), headers={"content-encoding": "identity"})
+    assert answer.json()["error"]["param"] == "training_file"
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        (JOBS, "GET, POST"),
+        ("/v1/files", "GET, POST"),
+        ("/v1/files/file-1", "DELETE, GET"),
+        ("/v1/files/file-1/content", "GET, HEAD"),
+        (f"{JOBS}/ftjob-1/control", "GET, PATCH"),
+        (f"{JOBS}/ftjob-1/checkpoints/ftckpt-1/pin", "DELETE, POST"),
+        ("/v1/webhook_endpoints/whe-1", "DELETE, GET, POST"),
+        ("/healthz", "GET"),
+    ],
+)
+def test_a_405_lists_every_method_of_the_path(shared_client: httpx.Client, path: str, methods: str) -> None:
+    answer = shared_client.request("TRACE", path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, methods)
+    assert methods in answer.json()["detail"]
+
+
+NULS = [
+    ("GET", f"{JOBS}/%00", 404, "job_id"),
+    ("POST", f"{JOBS}/ftjob-%001/cancel", 404, "job_id"),
+    ("GET", f"{JOBS}/ftjob-1/checkpoints/a%00", 404, "checkpoint_id"),
+    ("DELETE", "/v1/files/%00", 404, "file_id"),
+    ("PUT", f"{JOBS}/by-key/a%00b", 422, "key"),
+    ("GET", f"{JOBS}?after=%00", 422, "after"),
+    ("GET", f"{JOBS}?metadata[a]=%00", 422, "metadata[a]"),
+    ("GET", f"{JOBS}?metadata[%00]=a", 422, "metadata[]"),
+    ("GET", "/v1/files?purpose=%00", 422, "purpose"),
+    ("GET", "/v1/fine_tuning/compare?jobs=%00", 422, "jobs"),
+]
+
+
+def test_a_nul_in_an_address_never_reaches_the_database(api_settings: Settings, limits: StreamLimits, postgres_url: str) -> None:
+    """On PostgreSQL, which refuses it in any text; SQLite finds nothing."""
+    running = Server(replace(api_settings, database_url=postgres_url), limits)
+    try:
+        with running.client() as client:
+            for method, path, status, param in NULS:
+                answer = client.request(method, path, json=spec("file-1") if method == "PUT" else None)
+                assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), (method, path)
+                strict_problem(answer)
+    finally:
+        running.stop()
+
+
+def test_an_unknown_id_that_cannot_be_printed_is_named(shared_client: httpx.Client) -> None:
+    assert shared_client.get(f"{JOBS}/a%0d%0ab").json()["error"]["param"] == "job_id"
+
+
 def test_unicode_labels_come_back_byte_for_byte(client: httpx.Client) -> None:
     labels = {"rtl": "\u202eשלום", "emoji": "👩‍👩‍👧", "nfc": "é", "nfd": "e\u0301", "long": "x" * 512}
     body = {**spec(upload(client)), "metadata": labels}
@@ -80,7 +152,7 @@ def test_unicode_labels_come_back_byte_for_byte(client: httpx.Client) -> None:
 def test_a_json_body_of_20_mb_is_413_and_the_server_goes_on(client: httpx.Client) -> None:
     answer = client.post(JOBS, content=b" " * 20_000_000, headers=JSON)
     assert answer.status_code == 413
-    assert answer.json()["error"]["code"] == "payload_too_large"
+    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("payload_too_large", "body")
     assert client.get(JOBS).status_code == 200
 
 
