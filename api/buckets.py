@@ -54,6 +54,25 @@ def _number(raw: Any) -> str:
     return repr(raw) if isinstance(raw, int | float) else json.dumps(raw)
 
 
+def buckets_to_csv(buckets: Sequence[Fold], names: Sequence[str] | None) -> Iterable[str]:
+    """CSV lines of thinned series: a line a metric and bucket, those of one metric together and in step order; the extremes, which
+    ignore readings that are not finite, are empty where there is no other."""
+    yield "name,unit,step_from,step_to,count,first,last,min_step,min,max_step,max\r\n"
+    found = {name for bucket in buckets for name in bucket}
+    for name in sorted(found if names is None else found.intersection(names)):
+        descriptor = DESCRIPTORS.get(name)
+        head = f"{_quoted(name)},{_quoted(descriptor.unit) if descriptor else ''}"
+        for entry in (bucket[name] for bucket in buckets if name in bucket):
+            count, first_step, first, last_step, last, min_step, lowest, max_step, highest = entry
+            extremes = "," if lowest is None else f"{min_step},{lowest!r}"
+            extremes += ",," if highest is None else f",{max_step},{highest!r}"
+            yield f"{head},{first_step},{last_step},{count},{_cell_of(first)},{_cell_of(last)},{extremes}\r\n"
+
+
+def _cell_of(raw: Any) -> str:
+    return repr(raw) if isinstance(raw, int | float) else str(raw["nonfinite"])
+
+
 def rows_to_csv(names: Sequence[str], rows: Iterable[tuple[int, int, int, dict[str, float]]]) -> Iterable[str]:
     """CSV lines of (step, epoch, logged_at, metrics): a column a metric, empty where a step lacks it, nan and inf spelled."""
     yield ",".join(["step", "epoch", "logged_at", *(_quoted(name) for name in names)]) + "\r\n"

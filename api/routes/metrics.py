@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from pydantic_core import from_json
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from api.auth import requires
-from api.buckets import rows_to_csv, series_json
+from api.buckets import buckets_to_csv, rows_to_csv, series_json
+from api.conditions import preferred
 from api.deps import CallerDep, Services, ServicesDep
 from api.openapi import produces
 from api.present import answer, as_float, metric_row
@@ -31,6 +32,8 @@ Step = Annotated[int | None, Query(ge=0, le=2**53)]
 _DIGITS = frozenset("-0123456789")
 """A JSON number begins with one of these, and nothing else does."""
 
+_CSV = "text/csv"
+_VARY = {"vary": "accept"}
 Seconds = Annotated[float | None, Query(ge=0, le=2**53, allow_inf_nan=False)]
 
 
@@ -38,6 +41,7 @@ Seconds = Annotated[float | None, Query(ge=0, le=2**53, allow_inf_nan=False)]
 @requires("read")
 def metrics(
     job_id: JobId,
+    request: Request,
     services: ServicesDep,
     names: Annotated[list[str] | None, Query(max_length=200)] = None,
     global_step_from: Step = None,
@@ -46,27 +50,28 @@ def metrics(
     logged_at_to: Seconds = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     resolution: Annotated[int | None, Query(ge=1, le=10_000)] = None,
-    accept: Annotated[str, Header(max_length=500)] = "application/json",
 ) -> Response:
     """Rows in step order, both ends of a range included; steps that a rewind superseded are gone. `names` may be repeated or hold
     commas. `resolution` answers with at most that many buckets a metric instead, each with first, last, min and max; all are of the
-    same width in steps, a power of two."""
+    same width in steps, a power of two. Rows and buckets come as CSV when the Accept header prefers `text/csv`, otherwise as JSON."""
     chosen = metric_names(names)
+    is_csv = preferred(",".join(request.headers.getlist("accept")), ("application/json", _CSV)) == _CSV
     if resolution is not None:
         found = services.ledger.sampled(
             job_id, chosen, global_step_from, global_step_to, time_from=logged_at_from, time_to=logged_at_to, resolution=resolution
         )
-        return _sampled(found, chosen, resolution)
+        return _csv(buckets_to_csv(found.buckets, chosen), has_more=False) if is_csv else _sampled(found, chosen, resolution)
     steps = (global_step_from, global_step_to)
-    if chosen and "text/csv" not in accept:
+    if chosen and not is_csv:
         texts = services.ledger.metric_texts(job_id, chosen, *steps, time_from=logged_at_from, time_to=logged_at_to, limit=limit + 1)
         if texts is not None:
             return _page(texts[:limit], chosen, len(texts) > limit)
     rows = services.ledger.metrics(job_id, chosen, *steps, time_from=logged_at_from, time_to=logged_at_to, limit=limit + 1)
     has_more, rows = len(rows) > limit, rows[:limit]
-    if "text/csv" in accept:
-        return _csv(rows, chosen, has_more)
-    return JSONResponse({"object": "list", "data": [metric_row(row) for row in rows], "has_more": has_more, "sampled": False})
+    if is_csv:
+        return _csv(_lines(rows, chosen), has_more=has_more)
+    shown = {"object": "list", "data": [metric_row(row) for row in rows], "has_more": has_more, "sampled": False}
+    return JSONResponse(shown, headers=_VARY)
 
 
 @router.get("/stream", response_class=Response, responses=produces("text/event-stream"))
@@ -123,7 +128,7 @@ def _sampled(found: Sampled, chosen: list[str] | None, resolution: int) -> Respo
     """In the shape of `contract.view.SampledMetrics`."""
     data = series_json(found.buckets, chosen)
     text = f'{{"object":"list","data":{data},"has_more":false,"sampled":true,"resolution":{resolution}}}'
-    return Response(text, media_type="application/json")
+    return Response(text, media_type="application/json", headers=_VARY)
 
 
 def _page(texts: Sequence[Sequence[Any]], chosen: list[str], has_more: bool) -> Response:
@@ -140,16 +145,21 @@ def _page(texts: Sequence[Sequence[Any]], chosen: list[str], has_more: bool) -> 
         )
         rows.append(f'{{"step":{step},"epoch":{epoch},"seq":{seq},"logged_at":{int(logged_at)},"metrics":{{{metrics}}}}}')
     text = f'{{"object":"list","data":[{",".join(rows)}],"has_more":{str(has_more).lower()},"sampled":false}}'
-    return Response(text, media_type="application/json")
+    return Response(text, media_type="application/json", headers=_VARY)
 
 
-def _csv(rows: list[StepRecord], chosen: list[str] | None, has_more: bool) -> Response:
+def _lines(rows: list[StepRecord], chosen: list[str] | None) -> Iterable[str]:
     names = chosen if chosen is not None else sorted({name for row in rows for name in row.metrics})
-    lines = (
+    readings = (
         (row.step, row.epoch, int(row.time), {name: value for name, raw in row.metrics.items() if (value := as_float(raw)) is not None})
         for row in rows
     )
-    return StreamingResponse(rows_to_csv(names, lines), media_type="text/csv; charset=utf-8", headers={"x-has-more": str(has_more).lower()})
+    return rows_to_csv(names, readings)
+
+
+def _csv(lines: Iterable[str], *, has_more: bool) -> Response:
+    headers = {"x-has-more": str(has_more).lower(), **_VARY}
+    return StreamingResponse(lines, media_type=f"{_CSV}; charset=utf-8", headers=headers)
 
 
 def _ingest_lag(services: Services, job_id: str) -> int | None:

@@ -61,6 +61,49 @@ class TestMetrics:
         assert [row["loss/total"] for row in rows[:5]] == ["", "nan", "inf", "-inf", ""]
         assert float(rows[6][KL]) == 0.07
 
+    def test_accept_chooses_the_format_of_rows_and_of_buckets(self, client: httpx.Client, job: str) -> None:
+        chosen = {
+            "text/csv": "text/csv",
+            "TEXT/CSV": "text/csv",
+            "text/*": "text/csv",
+            "text/csv; charset=utf-8": "text/csv",
+            "text/csv, */*": "text/csv",
+            "text/csv;q=0.5, application/json;Q=0.4": "text/csv",
+            "text/csv;q=0.4, application/json;q=0.5": "application/json",
+            "text/csv;q=0, */*": "application/json",
+            "text/csv;q=0, text/*": "application/json",
+            "text/csv;q=0": "application/json",
+            "text/csv;q=2": "application/json",
+            "application/json, text/csv": "application/json",
+            "*/*": "application/json",
+            "x-text/csv": "application/json",
+            "text/html": "application/json",
+            "": "application/json",
+        }
+        for accept, kind in chosen.items():
+            for params in ("", f"?names={KL}", "?resolution=3"):
+                answer = client.get(f"{JOBS}/{job}/metrics{params}", headers={"accept": accept})
+                assert answer.headers["content-type"].startswith(kind), (accept, params)
+                assert answer.headers["vary"] == "accept"
+
+    def test_two_accept_lines_are_one_header(self, client: httpx.Client, job: str) -> None:
+        answer = client.get(f"{JOBS}/{job}/metrics", headers=[("accept", "application/json;q=0.1"), ("accept", "text/csv")])
+        assert answer.headers["content-type"].startswith("text/csv")
+
+    def test_buckets_as_csv(self, client: httpx.Client, job: str) -> None:
+        params: dict[str, str | int] = {"names": f"loss/total,{KL},reward/std", "resolution": 3}
+        thinned = client.get(f"{JOBS}/{job}/metrics", params=params).json()["data"]
+        answer = client.get(f"{JOBS}/{job}/metrics", params=params, headers={"accept": "text/csv"})
+        rows = list(csv.DictReader(io.StringIO(answer.text)))
+        shown = [(series["name"], series["unit"], bucket) for series in thinned for bucket in series["buckets"]]
+        assert [row["name"] for row in rows] == [KL, KL, KL, "loss/total"]
+        for row, (name, unit, bucket) in zip(rows, shown, strict=True):
+            assert (row["name"], row["unit"]) == (name, unit)
+            assert [int(row[key]) for key in ("step_from", "step_to", "count")] == [bucket[k] for k in ("step_from", "step_to", "count")]
+        assert [float(row["last"]) for row in rows[:3]] == [0.04, 0.08, 0.1]
+        assert (rows[1]["min_step"], rows[1]["min"], rows[1]["max_step"], rows[1]["max"]) == ("5", "0.05", "8", "0.08")
+        assert [rows[3][key] for key in ("first", "last", "min_step", "min", "max_step", "max")] == ["nan", "-inf", "", "", "", ""]
+
     def test_resolution_thins_and_keeps_extremes(self, client: httpx.Client, job: str) -> None:
         shown = client.get(f"{JOBS}/{job}/metrics", params={"names": KL, "resolution": 3}).json()
         assert shown["sampled"] is True
