@@ -22,10 +22,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from grpo_engine.learner import Learner
 
 HERE = Path(__file__).resolve().parent
 
@@ -61,15 +65,14 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def run_ours(args: argparse.Namespace) -> dict[str, Any]:
-    """The engine's own step function on a learner assembled as in a job."""
+@contextmanager
+def assembled(args: argparse.Namespace) -> Iterator[Learner]:
+    """A learner put together as in a job, for the work that the options describe."""
     from grpo_engine.assemble import assemble
     from grpo_engine.contract.command import Dispatch
     from grpo_engine.contract.intake import resolve_spec
     from grpo_engine.events import EVENTS_FILE, EventLog
-    from grpo_engine.step import train_step
 
-    interpreter = peak_bytes()
     shape = SHAPES[args.prompts]
     run_dir = Path(tempfile.mkdtemp())
     rows = prompts(shape, shape.prompts_per_step * (args.steps + 1))
@@ -98,6 +101,15 @@ def run_ours(args: argparse.Namespace) -> dict[str, Any]:
     dispatch = Dispatch(spec=spec, training_file="data.jsonl", cache_dir=args.cache)
     log = EventLog(run_dir / EVENTS_FILE, 1)
     with assemble(dispatch, run_dir, log) as learner:
+        yield learner
+
+
+def run_ours(args: argparse.Namespace) -> dict[str, Any]:
+    """The engine's own step function."""
+    from grpo_engine.step import train_step
+
+    interpreter = peak_bytes()
+    with assembled(args) as learner:
         policy, reference = learner.policy, learner.reference
         masters = list(policy.masters.values())
         state = [*masters, *policy.model.parameters(), *(reference.model.parameters() if reference else ())]

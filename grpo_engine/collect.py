@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from torch.profiler import record_function
+
 from grpo_engine.advantage import is_equal
 from grpo_engine.batch import Group, Prompt, Rollout
 from grpo_engine.grading import grade_completions
@@ -33,21 +35,21 @@ class Collected:
     """Of every completion sampled, used or not."""
     shortcut_problem: str | None = None
     """Why the branched forward is not used; set in the first step only."""
-    lean_problem: str | None = None
-    """Why the written-out forward of lean.py is not used although the model has its shape; set when it was compared."""
+    slow_sampling: list[str] = field(default_factory=list)
+    """Why sampling takes a slower way than the model's shape allows; each reason in the first step after it was found."""
     metrics: Metrics = field(default_factory=dict)
     """Of dynamic sampling; empty without."""
 
 
 def collect(learner: Learner, step: int, seconds: Seconds) -> Collected:
     """Sample and grade; the cursor moves on by what was drawn. `seconds` gets the time of each phase."""
-    network = learner.policy.network
-    was_checked = network.is_lean_checked
     with timed(seconds, "sample"):
         rollout, shortcut_problem = _sample(learner, step)
     with timed(seconds, "grade"):
         errors = grade(learner, rollout)
-    collected = Collected(rollout, errors, shortcut_problem, None if was_checked else network.why_not_lean or None)
+    untold = learner.policy.network.untold
+    collected = Collected(rollout, errors, shortcut_problem, untold.copy())
+    untold.clear()
     if learner.grpo.loss.dynamic_sampling:
         _replace_equal_groups(learner, collected, seconds)
     return collected
@@ -126,7 +128,8 @@ def _split(rollout: Rollout) -> tuple[list[Group], list[Group]]:
 
 @contextmanager
 def timed(seconds: Seconds, phase: str) -> Iterator[None]:
-    """Add the time the block takes to `seconds[phase]`."""
+    """Add the time the block takes to `seconds[phase]`. In a trace of torch.profiler the block stands as `phase/<phase>`."""
     started = time.perf_counter()
-    yield
+    with record_function(f"phase/{phase}"):
+        yield
     seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started
