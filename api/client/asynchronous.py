@@ -169,6 +169,18 @@ class AsyncGrpo(AsyncStudies):
         content = await asyncio.to_thread(path.read_bytes)
         return await self._ask(File, "POST", "/v1/files", data={"purpose": "fine-tune"}, files={"file": (path.name, content)})
 
+    async def read_file(self, file_id: str) -> AsyncIterator[bytes]:
+        """The bytes of an uploaded file, as they come. Raises ServerUnreachable when the connection breaks."""
+        try:
+            async with self._http.stream("GET", at("/v1/files", file_id, "content")) as response:
+                if not response.is_success:
+                    await response.aread()
+                    raise ApiError.from_response(response)
+                async for piece in response.aiter_bytes():
+                    yield piece
+        except httpx.TransportError as error:
+            raise ServerUnreachable(self.base_url, error) from error
+
     async def files(self, *, limit: int = 100) -> list[File]:
         """Uploaded files, newest first."""
         return (await self._ask(Page[File], "GET", "/v1/files", params={"limit": limit})).data

@@ -15,10 +15,11 @@ import httpx
 
 from api.client.errors import CannotSend
 from api.client.transport import Answer
+from grpo_engine.contract.presets import PresetCard
 from grpo_engine.contract.rollout import RolloutPage
 from grpo_engine.contract.study_view import Comparison, GuardrailReplay
 from grpo_engine.contract.sweep_view import Sweep
-from grpo_engine.contract.view import Checkpoint, GraderRun, Integrity, Job, JobOutcome, Page, Validated
+from grpo_engine.contract.view import Checkpoint, Deleted, File, GraderRun, Integrity, Job, JobOutcome, Page, Validated
 from grpo_engine.contract.view_base import View
 from grpo_engine.contract.webhook_view import (
     WebhookDelivery,
@@ -72,6 +73,11 @@ def once(key: str | None) -> dict[str, str]:
 
 
 # Jobs
+
+
+def create_by_key(key: str, spec: Mapping[str, Any]) -> Call[Job]:
+    """The job of this key."""
+    return Call(Job, "PUT", at(f"{JOBS}/by-key", key), {"json": dict(spec)})
 
 
 def validate(spec: Mapping[str, Any], *, probe: bool = False) -> Call[Validated]:
@@ -129,6 +135,24 @@ def promote(job_id: str, checkpoint_id: str, gates: Mapping[str, float], note: s
     """Promote behind gates."""
     body = {"gates": dict(gates), **given(note=note)}
     return Call(Checkpoint, "POST", at(JOBS, job_id, "checkpoints", checkpoint_id, "promote"), {"json": body})
+
+
+def delete_checkpoint(job_id: str, checkpoint_id: str) -> Call[Deleted]:
+    """Its files go."""
+    return Call(Deleted, "DELETE", at(JOBS, job_id, "checkpoints", checkpoint_id))
+
+
+# Files, presets
+
+
+def file(file_id: str) -> Call[File]:
+    """One uploaded file."""
+    return Call(File, "GET", at("/v1/files", file_id))
+
+
+def presets() -> Call[Page[PresetCard]]:
+    """Named defaults."""
+    return Call(Page[PresetCard], "GET", "/v1/presets")
 
 
 # Sweeps

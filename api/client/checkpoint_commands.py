@@ -1,4 +1,4 @@
-"""`grpo checkpoints, promote, pin`: a job's published checkpoints, and which of them are kept."""
+"""`grpo checkpoints, promote, pin, discard`: a job's published checkpoints, and which of them are kept."""
 
 from __future__ import annotations
 
@@ -66,7 +66,14 @@ def pin(
             show(client.pin(job_id, chosen.id), as_json, f"{chosen.id} is kept until it is unpinned")
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"checkpoints": checkpoints, "promote": promote, "pin": pin}
+def discard(job_id: JobId, checkpoint: CheckpointName, as_json: Json = False, url: Url = DEFAULT_URL, api_key: Key = None) -> None:
+    """Delete a checkpoint for good. A pinned one is refused."""
+    with Grpo(url, api_key) as client:
+        chosen = choose(client.checkpoints(job_id), checkpoint)
+        show(client.delete_checkpoint(job_id, chosen.id), as_json, f"{chosen.id} is gone")
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"checkpoints": checkpoints, "promote": promote, "pin": pin, "discard": discard}
 
 
 def _earned(one: Checkpoint) -> tuple[str, str]:

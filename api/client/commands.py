@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +11,10 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from api.client import checkpoint_commands, grader_commands, study_commands, sweep_commands, webhook_commands
+from api.client import checkpoint_commands, grader_commands, job_commands, study_commands, sweep_commands, webhook_commands
 from api.client.display import event_line
-from api.client.download import choose, download
+from api.client.download import choose, download, fetch_file
+from api.client.errors import ClientError
 from api.client.sync import DEFAULT_URL, Grpo
 from api.client.terminal import (
     PANEL,
@@ -54,6 +56,7 @@ def register(app: typer.Typer) -> None:
         "files": files,
         "models": models,
     }
+    named.update(job_commands.COMMANDS)
     named.update(study_commands.COMMANDS)
     named.update(checkpoint_commands.COMMANDS)
     for name, command in named.items():
@@ -218,17 +221,30 @@ def pull(
 def files(
     upload: Annotated[Path | None, typer.Option(help="Upload this training file.", exists=True, dir_okay=False)] = None,
     delete: Annotated[str | None, typer.Option(help="Forget the file with this id.")] = None,
+    content: Annotated[str | None, typer.Option(help="Print the file with this id as it was uploaded, or write it with --to.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Where --content is written.", dir_okay=False)] = None,
     as_json: Json = False,
     url: Url = DEFAULT_URL,
     api_key: Key = None,
 ) -> None:
-    """List uploaded files, upload one, or delete one."""
+    """List uploaded files, upload one, fetch one, or delete one."""
+    if sum(option is not None for option in (upload, delete, content)) > 1:
+        raise ClientError("--upload, --delete and --content are given together; give one of them")
+    if to is not None and content is None:
+        raise ClientError("--to says where --content is written; name a file with --content")
+    if content is not None and to is None and as_json:
+        raise ClientError("--content prints the file itself; say with --to where it is written, to get JSON")
     with Grpo(url, api_key) as client:
         if upload is not None:
             file = client.upload(upload)
             show(file, as_json, f"{file.id}  {file.filename}  {file.rows} rows")
         elif delete is not None:
             show(client.delete_file(delete), as_json, f"{delete} is gone; jobs made from it keep their own copy")
+        elif content is not None and to is not None:
+            show(fetch_file(client, content, to), as_json, str(to))
+        elif content is not None:
+            for piece in client.read_file(content):
+                sys.stdout.buffer.write(piece)
         else:
             found = client.files()
             rows = [(file.id, file.filename, str(file.rows), str(file.bytes)) for file in found]

@@ -11,7 +11,7 @@ import httpx
 from api.client.errors import ClientError, DownloadDamaged, ServerUnreachable
 from api.client.sync import Grpo
 from grpo_engine.contract.member import MEMBER_NAME
-from grpo_engine.contract.view import Checkpoint, CheckpointFile
+from grpo_engine.contract.view import Checkpoint, CheckpointFile, File
 
 
 def choose(checkpoints: list[Checkpoint], wanted: str | None) -> Checkpoint:
@@ -37,6 +37,23 @@ def download(client: Grpo, checkpoint: Checkpoint, folder: Path, on_bytes: Calla
     for file in checkpoint.files:
         _fetch(client, checkpoint, file, folder, on_bytes)
     return folder
+
+
+def fetch_file(client: Grpo, file_id: str, target: Path) -> File:
+    """Write an uploaded file to `target`, whole or not at all. Raises ClientError when `target` is there already."""
+    if target.exists():
+        raise ClientError(f"{target} is there already; give another place with --to")
+    found, part = client.file(file_id), target.with_name(f"{target.name}.part")
+    try:
+        with part.open("wb") as out:
+            for piece in client.read_file(file_id):
+                out.write(piece)
+        if part.stat().st_size != found.bytes:
+            raise DownloadDamaged(f"{file_id} arrived with {part.stat().st_size} bytes instead of {found.bytes}; try again")
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    return found
 
 
 def _fetch(client: Grpo, checkpoint: Checkpoint, file: CheckpointFile, folder: Path, on_bytes: Callable[[int], None]) -> None:

@@ -9,10 +9,11 @@ from typing import Any, Literal
 from api.client import calls
 from api.client.calls import Call, CheckedGrader
 from api.client.transport import Answer
+from grpo_engine.contract.presets import PresetCard
 from grpo_engine.contract.rollout import RolloutPage
 from grpo_engine.contract.study_view import Comparison, GuardrailReplay
 from grpo_engine.contract.sweep_view import Sweep
-from grpo_engine.contract.view import Checkpoint, GraderRun, Integrity, Job, JobOutcome, Page, Validated
+from grpo_engine.contract.view import Checkpoint, Deleted, File, GraderRun, Integrity, Job, JobOutcome, Page, Validated
 from grpo_engine.contract.webhook_view import (
     EventType,
     WebhookDelivery,
@@ -31,6 +32,10 @@ class Studies(ABC):
         """Send one request and read its answer. Raises ApiError, ServerUnreachable, UnknownAnswer, CannotSend."""
 
     # Jobs
+
+    def create_job_by_key(self, key: str, spec: Mapping[str, Any]) -> Job:
+        """The job of this key: made now, or the first one with the same key and spec. Raises ApiError `idempotency_key_reused`."""
+        return self.send(calls.create_by_key(key, spec))
 
     def validate(self, spec: Mapping[str, Any], *, probe: bool = False) -> Validated:
         """Every check of a create and the resolved job; creates nothing. `probe` runs its first step on a worker, for its numbers alone."""
@@ -89,6 +94,20 @@ class Studies(ABC):
     def withdraw_promotion(self, job_id: str, checkpoint_id: str) -> Checkpoint:
         """Withdraw the promotion; the checkpoint stays pinned."""
         return self.send(calls.mark(job_id, checkpoint_id, "promote", is_set=False))
+
+    def delete_checkpoint(self, job_id: str, checkpoint_id: str) -> Deleted:
+        """Remove a published checkpoint for good. Raises ApiError `conflict` while it is pinned."""
+        return self.send(calls.delete_checkpoint(job_id, checkpoint_id))
+
+    # Files, presets
+
+    def file(self, file_id: str) -> File:
+        """One uploaded file."""
+        return self.send(calls.file(file_id))
+
+    def presets(self) -> list[PresetCard]:
+        """Named defaults of `method.grpo`, with their sources."""
+        return self.send(calls.presets()).data
 
     # Sweeps
 

@@ -34,6 +34,7 @@ from api.client.transport import (
     retry_after,
     sendable,
     server_address,
+    unbroken,
 )
 from grpo_engine.contract.view import (
     Checkpoint,
@@ -200,6 +201,11 @@ class Grpo(Studies):
         """Upload a training file; the server checks every row."""
         with path.open("rb") as stream:
             return self._ask(File, "POST", "/v1/files", data={"purpose": "fine-tune"}, files={"file": (path.name, stream)})
+
+    def read_file(self, file_id: str) -> Iterator[bytes]:
+        """The bytes of an uploaded file, as they come. Raises ServerUnreachable when the connection breaks."""
+        with self._open("GET", at("/v1/files", file_id, "content")) as response:
+            yield from unbroken(response, self.base_url)
 
     def files(self, *, limit: int = 100) -> list[File]:
         """Uploaded files, newest first."""

@@ -84,6 +84,14 @@ class Opened:
         self._context.__exit__(kind, error, trace)
 
 
+def unbroken(response: httpx.Response, url: str) -> Iterator[bytes]:
+    """The body in pieces. Raises ServerUnreachable when it breaks off."""
+    try:
+        yield from response.iter_bytes()
+    except httpx.TransportError as error:
+        raise ServerUnreachable(url, error) from error
+
+
 class Patience:
     """Bears failures for a while, with growing pauses."""
 

@@ -64,7 +64,7 @@ async def create(
     return response
 
 
-@router.put("/by-key/{key}", status_code=201, response_model=Job, openapi_extra=json_request(JobSpec))
+@router.put("/by-key/{key:path}", status_code=201, response_model=Job, openapi_extra=json_request(JobSpec))
 @requires("submit")
 def create_by_key(key: KeyText, body: BodyDep, services: ServicesDep, caller: CallerDep) -> Response:
     """Create the job of this key, or answer with it: a POST with an Idempotency-Key, as an address."""

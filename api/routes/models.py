@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from fastapi import APIRouter
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from api.auth import requires
 from api.catalogue import BUILTIN, BaseModel, local_models
 from api.deps import Services, ServicesDep
 from api.present import answer
 from grpo_engine.contract.error import NotFound
-from grpo_engine.contract.presets import PRESETS
+from grpo_engine.contract.presets import PRESETS, PresetCard
 from grpo_engine.contract.view import Model, Page
 from jobs.ledger.records import CheckpointRecord
 from jobs.ledger.rows import checkpoint_record
@@ -40,13 +40,11 @@ def get_model(model: str, services: ServicesDep) -> Response:
     raise NotFound(f"there is no model {model[:200]!r}; GET /v1/models lists them", param="model")
 
 
-@router.get("/presets")
+@router.get("/presets", response_model=Page[PresetCard])
 @requires("read")
 def list_presets() -> Response:
     """Named defaults with their sources; `config` holds for every size, `sizes` what a size changes."""
-    return JSONResponse(
-        {"object": "list", "data": [{"object": "preset", **card.model_dump(mode="json")} for card in PRESETS], "has_more": False}
-    )
+    return answer(Page[PresetCard](data=PRESETS))
 
 
 def _published(services: Services) -> list[CheckpointRecord]:

@@ -8,7 +8,7 @@ paper does not say is left at this product's default.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ _EXCLUSIVE = {"value": "schedule", "schedule": "value", "target": "calibration",
 class PresetCard(Strict):
     """One preset, as `GET /v1/presets` lists it."""
 
+    object: Literal["preset"] = "preset"
     name: str
     description: str
     sources: list[str]

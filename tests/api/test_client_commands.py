@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from api.cli import app
 from api.client import ApiError, AsyncGrpo, Grpo
 from api.client.terminal import console
+from grpo_engine.contract.view import Deleted
 from jobs.settings import Settings
 from tests.api.conftest import Hand, Server, create, spec, step_event
 from tests.api.test_fork import save
@@ -89,6 +90,74 @@ def test_studies_of_a_finished_job(shell: Shell, done: str) -> None:
     assert shell.json("pin", done, checkpoint)["pinned"] is True
 
     assert shell("rollouts", done, code=1) == ""
+
+
+def test_a_job_its_end_and_its_telemetry(shell: Shell, server: Server, hand: Hand, done: str) -> None:
+    shown = shell("show", done)
+    assert f"job {done} is succeeded (terminal), attempt 1" in shown
+    assert "step       3/10" in shown
+    assert "kl/ref     0.03  beta 0.04" in shown
+    assert shell.json("show", done)["id"] == done
+    assert "succeeded after step 3; its weights are ftckpt-" in shell("outcome", done)
+    assert shell.json("outcome", done)["status"] == "succeeded"
+    assert shell("integrity", done).startswith("whole; 3 steps to step 3, 0 superseded")
+
+    with server.client() as client:
+        job_id = create(client, resources={"gpus": 1})
+    assert "no live worker serves grpo-gpu" in shell("show", job_id)
+    shell("outcome", job_id, code=1)
+    epoch = hand.start(job_id)
+    hand.ingest(job_id, step_event(epoch, 1, 1), step_event(epoch, 2, 3))
+    assert "not whole: 1 steps missing, 0 gaps, the first at step 2" in shell("integrity", job_id, code=1)
+    shell("cancel", job_id)
+    hand.finish(job_id, "cancelled")
+    assert shell.json("outcome", job_id, code=1)["status"] == "cancelled"
+
+
+def test_a_checkpoint_is_deleted_unless_it_is_pinned(shell: Shell, grpo: Grpo, done: str) -> None:
+    checkpoint = grpo.checkpoints(done)[0].id
+    grpo.pin(done, checkpoint)
+    assert shell("discard", done, "3", code=1) == ""
+    grpo.unpin(done, checkpoint)
+    assert f"{checkpoint} is gone" in shell("discard", done, "3")
+    assert grpo.checkpoints(done) == []
+
+
+def test_a_file_comes_back_as_it_was_uploaded(shell: Shell, grpo: Grpo, tmp_path: Path) -> None:
+    content = '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "\u2028", "answer": "\xe9"}\n'
+    rows, copy = tmp_path / "rows.jsonl", tmp_path / "copy.jsonl"
+    rows.write_text(content, encoding="utf-8")
+    file_id = grpo.upload(rows).id
+    assert grpo.file(file_id).filename == "rows.jsonl"
+    assert shell("files", "--content", file_id) == content
+    assert shell.json("files", "--content", file_id, "--to", str(copy))["id"] == file_id
+    assert copy.read_bytes() == rows.read_bytes()
+    assert shell("files", "--content", file_id, "--to", str(copy), code=1) == "", "what is there is not overwritten"
+    assert shell("files", "--content", "file-none", "--to", str(tmp_path / "none"), code=1) == ""
+    for words in (("--content", file_id, "--json"), ("--to", str(copy)), ("--content", file_id, "--delete", file_id)):
+        assert shell("files", *words, code=1) == ""
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["copy.jsonl", "rows.jsonl"]
+    assert [file.id for file in grpo.files()] == [file_id]
+
+
+def test_presets_by_name(shell: Shell, grpo: Grpo) -> None:
+    assert "recipe_fixed" in shell("presets")
+    cards = {card["name"]: card for card in shell.json("presets")}
+    assert cards["recipe_fixed"]["config"]["beta"] == {"rule": "fixed", "value": 0.02}
+    assert [card.name for card in grpo.presets()] == list(cards)
+
+
+def test_a_job_of_a_key_is_made_once(grpo: Grpo, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(16)))
+    body = spec(grpo.upload(rows).id)
+    first = grpo.create_job_by_key("nightly/2026-12-02", body)
+    assert grpo.create_job_by_key("nightly/2026-12-02", body).id == first.id
+    assert grpo.create_job(body, idempotency_key="nightly/2026-12-02").id == first.id
+    with pytest.raises(ApiError) as caught:
+        grpo.create_job_by_key("nightly/2026-12-02", {**body, "seed": 9})
+    assert caught.value.code == "idempotency_key_reused"
+    assert len(grpo.jobs().data) == 1
 
 
 def test_rules_from_a_file_and_files_that_are_none(shell: Shell, done: str, tmp_path: Path) -> None:
@@ -181,10 +250,14 @@ def test_webhooks(shell: Shell, hook: Subscriber) -> None:
 
 
 def test_the_asynchronous_client_says_the_same(server: Server, grpo: Grpo, done: str) -> None:
+    kept, uploaded = grpo.checkpoints(done), grpo.files()[0].id
+
     async def ask() -> list[Any]:
         async with AsyncGrpo(server.url) as client:
             with pytest.raises(ApiError, match="no job"):
                 await client.outcome("ftjob-unknown")
+            with pytest.raises(ApiError, match="no file"):
+                await anext(client.read_file("file-none"))
             return [
                 await client.outcome(done),
                 await client.compare([done]),
@@ -196,7 +269,15 @@ def test_the_asynchronous_client_says_the_same(server: Server, grpo: Grpo, done:
                 await client.webhooks(),
                 await client.models(),
                 await client.files(),
+                await client.presets(),
+                await client.file(uploaded),
+                b"".join([piece async for piece in client.read_file(uploaded)]),
+                await client.create_job_by_key("once", spec(uploaded)),
             ]
+
+    async def discard() -> Deleted:
+        async with AsyncGrpo(server.url) as client:
+            return await client.delete_checkpoint(done, kept[0].id)
 
     assert asyncio.run(ask()) == [
         grpo.outcome(done),
@@ -204,12 +285,18 @@ def test_the_asynchronous_client_says_the_same(server: Server, grpo: Grpo, done:
         grpo.integrity(done),
         grpo.replay_guardrails(done),
         grpo.metrics_csv(done, ["reward/mean"]),
-        grpo.checkpoints(done),
+        kept,
         grpo.sweeps(),
         grpo.webhooks(),
         grpo.models(),
         grpo.files(),
+        grpo.presets(),
+        grpo.file(uploaded),
+        b"".join(grpo.read_file(uploaded)),
+        grpo.create_job_by_key("once", spec(uploaded)),
     ]
+    assert asyncio.run(discard()).id == kept[0].id
+    assert grpo.checkpoints(done) == []
 
 
 def test_csv_of_more_steps_than_a_page(grpo: Grpo, done: str, monkeypatch: pytest.MonkeyPatch) -> None:
