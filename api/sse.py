@@ -69,9 +69,10 @@ class StreamSlots:
 
 
 def frame(data: Any, *, event: str, event_id: str | None) -> bytes:
-    """One event. `data` must be strict JSON (see `encode_nonfinite`); `event` and `event_id` hold no line break."""
+    """One event. `data` must be strict JSON (see `encode_nonfinite`); `event` and `event_id` hold no line break. The JSON is ASCII:
+    readers that split text as Unicode does (httpx is one) would break a line at U+2028 or U+0085 in it."""
     lines = [f"id: {event_id}"] if event_id is not None else []
-    lines += [f"event: {event}", f"data: {json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(',', ':'))}"]
+    lines += [f"event: {event}", f"data: {json.dumps(data, allow_nan=False, separators=(',', ':'))}"]
     return ("\n".join(lines) + "\n\n").encode()
 
 

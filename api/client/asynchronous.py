@@ -149,6 +149,10 @@ class AsyncGrpo(AsyncStudies):
         """The last lines the engine printed."""
         return (await self._request("GET", at(JOBS, job_id, "logs"), params=given(tail=tail, attempt=attempt))).text
 
+    def stream_logs(self, job_id: str, *, tail: int = 1000) -> AsyncIterator[ServerEvent]:
+        """`log` events as the engine prints: `attempt` and a piece of `text`, from the last `tail` lines on; ends with the job."""
+        return self._stream(at(JOBS, job_id, "logs", "stream"), params={"tail": tail})
+
     async def control(self, job_id: str) -> ControlSettings:
         """What can be changed while the job runs."""
         return await self._ask(ControlSettings, "GET", at(JOBS, job_id, "control"))
@@ -217,7 +221,7 @@ class AsyncGrpo(AsyncStudies):
             await asyncio.sleep(min(retry_after(response, 0.5 * 2**attempt), LONGEST_RETRY_AFTER_S))
         raise ApiError.from_response(response)
 
-    async def _stream(self, path: str) -> AsyncIterator[ServerEvent]:
+    async def _stream(self, path: str, **request: Any) -> AsyncIterator[ServerEvent]:
         last_id: str | None = None
         patience = Patience(self._patience_s)
         timeout = httpx.Timeout(STREAM_TIMEOUT_S, connect=5.0)
@@ -225,7 +229,7 @@ class AsyncGrpo(AsyncStudies):
             headers = {} if last_id is None else {"last-event-id": last_id}
             failure: Exception = ServerUnreachable(self.base_url, ConnectionError("the stream broke off"))
             try:
-                async with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
+                async with self._http.stream("GET", path, headers=headers, timeout=timeout, **request) as response:
                     if response.status_code == httpx.codes.NO_CONTENT:
                         return
                     if not response.is_success:

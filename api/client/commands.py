@@ -147,12 +147,18 @@ def logs(
     job_id: JobId,
     tail: Annotated[int, typer.Option(min=1, help="Last lines to show.")] = 200,
     attempt: Annotated[int | None, typer.Option(min=1, help="Which attempt; the latest by default.")] = None,
+    should_follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, and print what it prints until the job ends.")] = False,
     as_json: Json = False,
     url: Url = DEFAULT_URL,
     api_key: Key = None,
 ) -> None:
     """What the engine printed."""
+    if should_follow and attempt is not None:
+        raise ClientError("--follow goes from the latest attempt to the next; leave --attempt out")
     with Grpo(url, api_key) as client:
+        if should_follow:
+            _follow_log(client, job_id, tail, as_json)
+            return
         printed = client.logs(job_id, tail=tail, attempt=attempt)
     if as_json:
         print_json({"object": "fine_tuning.job.log", "job_id": job_id, "lines": printed.splitlines()})
@@ -256,6 +262,19 @@ def models(as_json: Json = False, url: Url = DEFAULT_URL, api_key: Key = None) -
     with Grpo(url, api_key) as client:
         found = client.models()
     table(("model", "kind"), [(model.id, model.kind) for model in found], found, as_json)
+
+
+def _follow_log(client: Grpo, job_id: str, tail: int, as_json: bool) -> None:
+    shown: int | None = None
+    for event in client.stream_logs(job_id, tail=tail):
+        attempt, text = event.data["attempt"], event.data["text"]
+        if as_json:
+            print_json({"object": "fine_tuning.job.log", "job_id": job_id, "attempt": attempt, "text": text})
+            continue
+        if shown not in (None, attempt):
+            typer.echo(f"attempt {attempt} begins", err=True)
+        typer.echo(text, nl=False)
+        shown = attempt
 
 
 def _show_state(job: Job, as_json: bool) -> None:

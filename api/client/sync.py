@@ -171,6 +171,10 @@ class Grpo(Studies):
         """The last lines the engine printed."""
         return self._request("GET", at(JOBS, job_id, "logs"), params=given(tail=tail, attempt=attempt)).text
 
+    def stream_logs(self, job_id: str, *, tail: int = 1000) -> Iterator[ServerEvent]:
+        """`log` events as the engine prints: `attempt` and a piece of `text`, from the last `tail` lines on; ends with the job."""
+        return self._stream(at(JOBS, job_id, "logs", "stream"), params={"tail": tail})
+
     # Control
 
     def control(self, job_id: str) -> ControlSettings:
@@ -248,14 +252,14 @@ class Grpo(Studies):
     def _open(self, method: str, path: str, **request: Any) -> Opened:
         return Opened(self._http, self.base_url, method, path, request)
 
-    def _stream(self, path: str) -> Iterator[ServerEvent]:
+    def _stream(self, path: str, **request: Any) -> Iterator[ServerEvent]:
         last_id: str | None = None
         patience = Patience(self._patience_s)
         timeout = httpx.Timeout(STREAM_TIMEOUT_S, connect=5.0)
         while True:
             headers = {} if last_id is None else {"last-event-id": last_id}
             try:
-                with self._open("GET", path, headers=headers, timeout=timeout) as response:
+                with self._open("GET", path, headers=headers, timeout=timeout, **request) as response:
                     if response.status_code == httpx.codes.NO_CONTENT:
                         return
                     for event in sse.parse(response.iter_lines()):

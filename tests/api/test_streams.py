@@ -273,6 +273,7 @@ def test_too_many_streams_are_429(api_settings: Settings) -> None:
                 assert second.status_code == 429
                 assert second.headers["retry-after"] == "15"
                 assert second.json()["error"]["code"] == "rate_limit_exceeded"
+                assert client.get(path.replace("metrics", "logs")).status_code == 429
     finally:
         running.stop()
 
