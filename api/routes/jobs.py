@@ -21,7 +21,7 @@ from api.conditions import names_etag
 from api.deps import BodyDep, CallerDep, Services, ServicesDep
 from api.openapi import accepts_query, json_request
 from api.present import answer, job_view, outcome_view
-from grpo_engine.contract.error import InvalidRequest, NotFound
+from grpo_engine.contract.error import IdempotencyMismatch, InvalidRequest, NotFound
 from grpo_engine.contract.job import JobSpec
 from grpo_engine.contract.view import Job, JobOutcome, Page
 from jobs.ledger.lineage import LineageRecord
@@ -68,7 +68,10 @@ async def create(
 @requires("submit")
 def create_by_key(key: KeyText, body: BodyDep, services: ServicesDep, caller: CallerDep) -> Response:
     """Create the job of this key, or answer with it: a POST with an Idempotency-Key, as an address."""
-    return _create_with_key(services, caller, key, body)
+    try:
+        return _create_with_key(services, caller, key, body)
+    except IdempotencyMismatch as error:
+        raise IdempotencyMismatch(error.message.replace("Idempotency-Key", "key"), param="key") from error
 
 
 @router.get("", response_model=Page[Job])

@@ -130,7 +130,7 @@ class CreationBook(LineageBook):
         if row.body_sha256 != idempotency.body_sha256:
             raise IdempotencyMismatch(
                 f"this Idempotency-Key was used for job {row.job_id} with another body; use a new key for a new request",
-                param="Idempotency-Key",
+                param="idempotency-key",
             )
         return self._job(connection, row.job_id)
 

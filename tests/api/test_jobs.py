@@ -156,7 +156,11 @@ class TestIdempotency:
         client.post(JOBS, json=body, headers={"idempotency-key": "k"})
         answer = client.post(JOBS, json={**body, "seed": 3}, headers={"idempotency-key": "k"})
         assert answer.status_code == 422
-        assert answer.json()["error"]["code"] == "idempotency_key_reused"
+        assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("idempotency_key_reused", "idempotency-key")
+        by_address = client.put(f"{JOBS}/by-key/k", json={**body, "seed": 3})
+        assert (by_address.json()["error"]["code"], by_address.json()["error"]["param"]) == ("idempotency_key_reused", "key")
+        assert by_address.json()["detail"].startswith("this key was used for job")
+        assert (client.put(f"{JOBS}/by-key/", json=body).status_code, client.put(f"{JOBS}/by-key/k", json=body).status_code) == (422, 200)
         assert len(client.get(JOBS).json()["data"]) == 1
 
     def test_without_a_key_two_requests_are_two_jobs(self, client: httpx.Client) -> None:
