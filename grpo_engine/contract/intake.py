@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from grpo_engine.contract.base import BROKEN_RULE
 from grpo_engine.contract.error import GrpoError, InvalidRequest, UnsupportedMethod
+from grpo_engine.contract.hints import meant
 from grpo_engine.contract.job import BETA_ALIASES, JobSpec
-from grpo_engine.contract.nearest import nearest
 from grpo_engine.contract.presets import apply_preset
 from grpo_engine.contract.reinforcement import place_in_reinforcement, translate_reinforcement
 from grpo_engine.contract.support import refuse_unsupported
 
 Model = TypeVar("Model", bound=BaseModel)
+_METHOD = 'method: {"type": "grpo", "grpo": {"grader": {...}}}'
 
 
 def resolve_spec(raw: dict[str, Any]) -> JobSpec:
@@ -59,8 +60,21 @@ def _as_written(param: str, raw: dict[str, Any]) -> str:
 
 def _resolve(raw: dict[str, Any]) -> JobSpec:
     method = raw.get("method")
+    if "hyperparameters" in raw:
+        raise InvalidRequest(
+            "hyperparameters beside method are for supervised jobs, which this server does not offer; remove them, and give "
+            f"{_METHOD} (beta, optimizer.learning_rate, limits.num_steps stand in method.grpo)",
+            param="hyperparameters",
+        )
+    if "method" not in raw:
+        raise InvalidRequest(f"method is required, to say how the job is trained; give {_METHOD}", param="method")
     if isinstance(method, dict):
         kind = method.get("type")
+        if kind in (None, "grpo") and "reinforcement" in method:
+            raise InvalidRequest(
+                "method.reinforcement goes with method.type 'reinforcement'; set the type to it, or move its grader to method.grpo",
+                param="method.reinforcement",
+            )
         if kind == "reinforcement":
             raw = {**raw, "method": translate_reinforcement(method)}
         elif kind in ("supervised", "dpo"):
@@ -81,7 +95,7 @@ def validate(model: type[Model], raw: Any, *, prefix: str = "") -> Model:
         details = error.errors(include_url=False, include_context=True, include_input=False)
         first = details[0]
         param = prefix + _place(first, raw)
-        message = _sentence(first, model, param)
+        message = _sentence(first, model, param, prefix)
         if len(details) > 1:
             message += f" ({len(details) - 1} more problem{'s' if len(details) > 2 else ''} after this one)"
         raise InvalidRequest(message, param=param or None) from None
@@ -125,12 +139,12 @@ def _is_union_tag(part: int | str, here: dict[str, Any]) -> bool:
     return part in (here.get("type"), here.get("rule")) or not str(part).replace("_", "").isalnum()
 
 
-def _sentence(detail: ErrorDetails, model: type[BaseModel], param: str) -> str:
+def _sentence(detail: ErrorDetails, model: type[BaseModel], param: str, prefix: str) -> str:
     kind, where = detail["type"], param or "the body"
     if kind == "extra_forbidden":
-        name = str(detail["loc"][-1])
-        near = nearest(name, set(_field_names(model)))
-        return f"unknown key {where!r}; " + (f"did you mean {near!r}?" if near else "remove it")
+        hint = meant(model, detail["loc"], param.removeprefix(prefix))
+        known = f"{prefix}{hint}" if hint is not None and "." in hint else hint
+        return f"unknown key {where!r}; " + (f"did you mean {known!r}?" if known else "remove it")
     if kind == "missing":
         return f"{where} is required; add it"
     if kind == "value_error":
@@ -144,18 +158,3 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel], param: str) -> str:
         return f"{where} is required, to say which kind it is; add it"
     message = detail["msg"][:1].lower() + detail["msg"][1:]
     return f"{where}: {message}; change it accordingly"
-
-
-def _field_names(model: type[BaseModel], seen: frozenset[type] = frozenset()) -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        yield name
-        for nested in _models_in(field.annotation):
-            if nested not in seen:
-                yield from _field_names(nested, seen | {model, nested})
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models_in(argument)

@@ -39,6 +39,10 @@ def translate_reinforcement(method: dict[str, Any]) -> dict[str, Any]:
 
     Beta and KL ride in `hyperparameters` (`beta` or one of its aliases, `kl`). OpenAI's "auto" means our default.
     """
+    if "grpo" in method:
+        raise InvalidRequest(
+            "method.grpo goes with method.type 'grpo'; set the type to it, or give method.reinforcement instead", param="method.grpo"
+        )
     unknown = sorted(set(method) - {"type", "reinforcement"})
     if unknown:
         raise InvalidRequest(f"unknown key 'method.{unknown[0]}'; remove it", param=f"method.{unknown[0]}")
@@ -52,9 +56,12 @@ def translate_reinforcement(method: dict[str, Any]) -> dict[str, Any]:
     grpo: dict[str, Any] = {}
     if "grader" in body:
         grpo["grader"] = body["grader"]
-    hyperparameters = body.get("hyperparameters") or {}
+    hyperparameters = {} if body.get("hyperparameters") is None else body["hyperparameters"]
     if not isinstance(hyperparameters, dict):
-        raise InvalidRequest("method.reinforcement.hyperparameters must be an object", param="method.reinforcement.hyperparameters")
+        raise InvalidRequest(
+            'method.reinforcement.hyperparameters is no object; give one such as {"beta": 0.04}, or leave it out',
+            param="method.reinforcement.hyperparameters",
+        )
     for key, value in hyperparameters.items():
         path = f"method.reinforcement.hyperparameters.{key}"
         if value == "auto" or (key, value) == ("reasoning_effort", "default"):
