@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
@@ -27,6 +28,7 @@ from jobs.live import Live
 from jobs.settings import Settings
 
 _LARGE_BODY = 65_536
+_WHOLE = re.compile("-?[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def refuse_coded(request: Request) -> None:
 
 async def known_query(request: Request) -> None:
     """Router-level dependency: a query parameter that the route does not know, or that is given twice, is an error, never ignored; and
-    so is a NUL character, which PostgreSQL takes in no text."""
+    so is a NUL character, which PostgreSQL takes in no text, and a whole number in other than digits (`1.0`, `+5`)."""
     for name, value in request.path_params.items():
         if "\0" in str(value):
             kind = InvalidRequest if name == "key" else NotFound
@@ -99,16 +101,18 @@ async def known_query(request: Request) -> None:
         return
     if not request.scope["query_string"]:
         return
-    lists = _query_names(dependant, is_list=True)
-    known = lists | _query_names(dependant, is_list=False) | extra_query(request.scope.get("endpoint"))
+    kinds = _query_kinds(dependant)
+    known = kinds.keys() | extra_query(request.scope.get("endpoint"))
     seen: set[str] = set()
     for name, value in request.query_params.multi_items():
         if "\0" in name + value:
             shown = name.replace("\0", "")[:64]
             raise InvalidRequest(f"query parameter {shown!r} holds a NUL character; remove it", param=shown or "query")
-        if name in seen and name not in lists:
+        if name in seen and "list[" not in str(kinds.get(name)):
             raise InvalidRequest(f"query parameter {name[:64]!r} is given twice; keep one", param=name[:64])
         seen.add(name)
+        if int in (kinds.get(name), *get_args(kinds.get(name))) and _WHOLE.fullmatch(value) is None:
+            raise InvalidRequest(f"query parameter {name} is no whole number; write it in digits, such as 20", param=name)
         if name in known or (name.endswith("]") and f"{name.partition('[')[0]}[]" in known):
             continue
         near = nearest(name, known)
@@ -116,11 +120,12 @@ async def known_query(request: Request) -> None:
         raise InvalidRequest(f"unknown query parameter {name[:64]!r}; {remedy}", param=name[:64])
 
 
-def _query_names(dependant: Dependant, *, is_list: bool) -> frozenset[str]:
-    """Parameters that may be repeated, or those that may not."""
-    fields = dependant.query_params
-    names = {field.alias for field in fields if is_list == ("list[" in str(field.field_info.annotation))}
-    return frozenset(names).union(*(_query_names(inner, is_list=is_list) for inner in dependant.dependencies))
+def _query_kinds(dependant: Dependant) -> dict[str, Any]:
+    """Annotations of the route's query parameters."""
+    kinds: dict[str, Any] = {field.alias: field.field_info.annotation for field in dependant.query_params}
+    for inner in dependant.dependencies:
+        kinds.update(_query_kinds(inner))
+    return kinds
 
 
 ServicesDep = Annotated[Services, Depends(services)]

@@ -86,7 +86,7 @@ def list_jobs(
     status: Status | None = None,
     created_after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
 ) -> Response:
-    """A page of jobs, newest first. `metadata[k]=v` keeps the jobs with that label."""
+    """A page of jobs, newest first. `metadata[k]=v` keeps the jobs with that label, `created_after` those made after that second began."""
     page = services.ledger.list_jobs(
         after=after,
         limit=limit,

@@ -55,6 +55,8 @@ def metrics(
     commas. `resolution` answers with at most that many buckets a metric instead, each with first, last, min and max; all are of the
     same width in steps, a power of two. Rows and buckets come as CSV when the Accept header prefers `text/csv`, otherwise as JSON."""
     chosen = metric_names(names)
+    _require_order("global_step", global_step_from, global_step_to)
+    _require_order("logged_at", logged_at_from, logged_at_to)
     is_csv = preferred(",".join(request.headers.getlist("accept")), ("application/json", _CSV)) == _CSV
     if resolution is not None:
         found = services.ledger.sampled(
@@ -122,6 +124,11 @@ def metric_names(given: list[str] | None) -> list[str] | None:
             remedy = f"did you mean {near!r}?" if near else "GET the metrics without names to see what there is"
             raise InvalidRequest(f"there is no metric {name[:128]!r}; {remedy}", param="names")
     return names
+
+
+def _require_order(name: str, first: float | None, last: float | None) -> None:
+    if first is not None and last is not None and first > last:
+        raise InvalidRequest(f"{name}_from is above {name}_to, and nothing lies between; exchange them", param=f"{name}_from")
 
 
 def _sampled(found: Sampled, chosen: list[str] | None, resolution: int) -> Response:

@@ -69,6 +69,7 @@ def _latest(services: Services, job_id: str) -> tuple[int, int]:
 
 def _not_kept(job_id: str, step: int | None) -> RolloutsNotKept:
     if step is None:
-        return RolloutsNotKept(f"job {job_id} has kept no completions (yet)", param="step")
-    remedy = "the job keeps its latest steps, as telemetry.rollouts_every and telemetry.rollouts_keep say"
+        remedy = "ask again when its first step is done, and see that telemetry.rollouts_every is not null"
+        return RolloutsNotKept(f"job {job_id} has kept no completions; {remedy}", param="step")
+    remedy = "leave step out for the latest that is; telemetry.rollouts_every and telemetry.rollouts_keep say which are"
     return RolloutsNotKept(f"the completions of step {step} are not kept; {remedy}", param="step")

@@ -45,7 +45,7 @@ def compile_re2(pattern: str) -> Any:
         return re2.compile(pattern, options)
     except re2.error as error:
         reason = error.args[0].decode() if error.args and isinstance(error.args[0], bytes) else str(error)
-        hint = ""
+        hint = "; correct it (its syntax: https://github.com/google/re2/wiki/Syntax)"
         if "(?" in pattern and ("perl operator" in reason or "(?" in reason):
             hint = "; RE2 has no lookaround: for tags in order use the grader type 'format'"
         raise ValueError(f"the pattern is not one that RE2 takes: {reason}{hint}") from None

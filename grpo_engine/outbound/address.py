@@ -22,18 +22,18 @@ class AddressRefused(Exception):
 def check_url(url: str, *, allow_private: bool) -> None:
     """What can be known of an address without asking the network. Raises AddressRefused."""
     if len(url) > MAX_URL or not url.isascii() or not url.isprintable() or " " in url:
-        raise AddressRefused(f"the address must be at most {MAX_URL} printable ASCII characters without blanks")
+        raise AddressRefused(f"the address must be at most {MAX_URL} printable ASCII characters without blanks; percent-encode others")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise AddressRefused(f"the address is malformed: {error}") from error
+        raise AddressRefused(f"the address is malformed: {error}; give one such as https://hooks.example.com/grpo") from error
     if parts.scheme != "https" and not (allow_private and parts.scheme == "http"):
-        raise AddressRefused("the address must begin with https://")
+        raise AddressRefused("the address must begin with https://; give one that does" + (" (or with http://)" if allow_private else ""))
     if not parts.hostname or port == 0:
-        raise AddressRefused("the address names no host, or port 0")
+        raise AddressRefused("the address names no host, or port 0; give one such as https://hooks.example.com/grpo")
     if parts.username is not None or parts.password is not None or parts.fragment:
-        raise AddressRefused("the address must hold no user name, password or fragment")
+        raise AddressRefused("the address must hold no user name, password or fragment; leave it out")
     if allow_private:
         return
     try:
