@@ -19,6 +19,8 @@ PARAMETERS: dict[str, Any] = {
     "key": "nightly-2026-12-02",
     "jobs": [JOB],
     "names": ["kl/ref/k3/mean", "beta/applied"],
+    "tail": 200,
+    "created_after": 1_767_225_600,
     "idempotency-key": "nightly-2026-12-02",
 }
 """Of path, query and header parameters, by name; where one is not required the example says how it looks."""
