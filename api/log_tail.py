@@ -11,7 +11,7 @@ import asyncio
 import codecs
 import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,13 +66,14 @@ def older_part(path: Path) -> Path:
 
 
 def begin(path: Path, attempt: int, tail: int) -> tuple[str, Place]:
-    """The last `tail` lines of a log, of both its parts, and the place after them."""
+    """Where the last `tail` lines of a log begin, and what of them lies in its older part."""
     head = _head(path)
     newer, size = end_of(path, MAX_BYTES)
     older, _ = end_of(older_part(path), MAX_BYTES - len(newer))
-    lines = (older + newer).splitlines(keepends=True)
-    text, left = _decoded(b"".join(lines[-tail:]) if tail else b"", is_last=False)
-    return text, Place(attempt, _dropped(head), size - left)
+    shown = sum(len(line) for line in (older + newer).splitlines(keepends=True)[-tail:]) if tail else 0
+    in_older = max(0, shown - len(newer))
+    text, _ = _decoded(older[len(older) - in_older :], is_last=True)
+    return text, Place(attempt, _dropped(head), size - min(shown, len(newer)))
 
 
 def read_on(path: Path, place: Place, *, is_last: bool) -> tuple[str, Place]:
@@ -110,15 +111,16 @@ async def log_frames(services: Services, job_id: str, place: Place | None, tail:
     yield HEARTBEAT
     while True:
         job = await run_in_threadpool(services.ledger.get_job, job_id)
-        text = ""
+        text, is_begun = "", place is not None
         if place is None and job.epoch:
             text, place = await run_in_threadpool(begin, services.artifacts.log_path(job_id, job.epoch), job.epoch, tail)
         elif place is not None:
             is_last = job.is_terminal or job.epoch > place.attempt
             text, place = await run_in_threadpool(read_on, services.artifacts.log_path(job_id, place.attempt), place, is_last=is_last)
-        if place is not None and text:
+        if place is not None and (text or not is_begun):
             quiet_since = time.monotonic()
-            yield frame({"attempt": place.attempt, "text": text}, event="log", event_id=str(place))
+            for piece in _frames(text, place):
+                yield piece
             continue
         if place is not None and job.epoch > place.attempt:
             place = Place(place.attempt + 1, 0, 0)
@@ -130,6 +132,13 @@ async def log_frames(services: Services, job_id: str, place: Place | None, tail:
             quiet_since = time.monotonic()
             yield HEARTBEAT
         await asyncio.sleep(services.limits.poll_s)
+
+
+def _frames(text: str, place: Place) -> Iterator[bytes]:
+    """Pieces that a slow reader takes in time; only the last says that all of it was sent."""
+    for start in range(0, len(text), _CHUNK):
+        event_id = str(place) if start + _CHUNK >= len(text) else None
+        yield frame({"attempt": place.attempt, "text": text[start : start + _CHUNK]}, event="log", event_id=event_id)
 
 
 def _head(path: Path) -> bytes:

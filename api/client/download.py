@@ -44,8 +44,9 @@ def fetch_file(client: Grpo, file_id: str, target: Path) -> File:
     if target.exists():
         raise ClientError(f"{target} is there already; give another place with --to")
     found, part = client.file(file_id), target.with_name(f"{target.name}.part")
+    out = part.open("xb")
     try:
-        with part.open("wb") as out:
+        with out:
             for piece in client.read_file(file_id):
                 out.write(piece)
         if part.stat().st_size != found.bytes:

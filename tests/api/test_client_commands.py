@@ -136,6 +136,11 @@ def test_a_file_comes_back_as_it_was_uploaded(shell: Shell, grpo: Grpo, tmp_path
     assert shell("files", "--content", "file-none", "--to", str(tmp_path / "none"), code=1) == ""
     for words in (("--content", file_id, "--json"), ("--to", str(copy)), ("--content", file_id, "--delete", file_id)):
         assert shell("files", *words, code=1) == ""
+    mine = tmp_path / "other.jsonl.part"
+    mine.write_text("mine")
+    shell("files", "--content", file_id, "--to", str(tmp_path / "other.jsonl"), code=1)
+    assert mine.read_text() == "mine"
+    mine.unlink()
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["copy.jsonl", "rows.jsonl"]
     assert [file.id for file in grpo.files()] == [file_id]
 

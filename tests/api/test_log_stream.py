@@ -92,6 +92,8 @@ def test_a_log_shortened_while_it_is_read_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "engine.log"
     path.write_bytes(b"".join(b"line %d\n" % n for n in range(1000)))
     seen, place = begin(path, 1, 5)
+    assert seen == ""
+    seen, place = read_on(path, place, is_last=False)
     assert seen == "".join(f"line {n}\n" for n in range(995, 1000))
     with path.open("ab") as log:
         log.write(b"unread\n")
@@ -120,7 +122,7 @@ def test_a_log_shortened_while_it_is_read_loses_nothing(tmp_path: Path) -> None:
 def test_between_the_two_moments_of_shortening_a_reader_waits(tmp_path: Path) -> None:
     path = tmp_path / "engine.log"
     path.write_bytes(b"line\n" * 50)
-    _, place = begin(path, 1, 1)
+    _, place = read_on(path, begin(path, 1, 1)[1], is_last=False)
     os.truncate(path, 0)
     assert read_on(path, place, is_last=False) == ("", place)
     path.unlink()
@@ -167,3 +169,22 @@ def test_any_words_of_an_event_reach_a_reader_that_splits_text_as_unicode_does(c
     hand.finish(job_id)
     with Grpo(server.url) as grpo:
         assert words in [one.data["data"].get("reason") for one in grpo.stream_events(job_id)]
+
+
+def test_many_last_lines_come_in_pieces_that_a_slow_reader_can_take(client: httpx.Client, server: Server, hand: Hand) -> None:
+    job_id = create(client)
+    epoch = hand.start(job_id)
+    path = say(server, job_id, epoch, b"".join(b"line %d\n" % n for n in range(200_000)))
+    cap_log(path, 1000, 600_000)
+    say(server, job_id, epoch, b"".join(b"after %d\n" % n for n in range(60_000)))
+    hand.finish(job_id)
+    found = [frame for frame in read(client, f"{JOBS}/{job_id}/logs/stream", None) if frame.event == "log"]
+    assert texts(found).splitlines() == [f"after {n}" for n in range(59_000, 60_000)]
+    found = [frame for frame in read(client, f"{JOBS}/{job_id}/logs/stream?tail=100000") if frame.event == "log"]
+    assert max(len(frame.data["text"]) for frame in found) <= 256 * 1024
+    lines = texts(found).splitlines()
+    assert (len(lines), lines[-1]) == (100_000, "after 59999")
+    assert sum("log shortened" in line for line in lines) == 1
+    assert lines[0].startswith("line 1")
+    first = next(frame for frame in found if frame.id is not None)
+    assert texts(read(client, f"{JOBS}/{job_id}/logs/stream", first.id)) == texts(found[found.index(first) + 1 :])
