@@ -114,12 +114,12 @@ def _named_where_written(at: str, name: str, variant: Variant, patch: dict[str, 
     try:
         yield
     except GrpoError as error:
-        written = at
-        if error.param is not None:
-            written = _written_at(error.param, at, variant, patch, base)
-            error.message = error.message.replace(error.param, written)
+        if error.param is None:
+            error.param = at
+        else:
+            error.rename(_written_at(error.param, at, variant, patch, base))
         error.message = f"variant {name!r}: {error.message}"
-        error.args, error.param = (error.message,), written
+        error.args = (error.message,)
         raise
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class GrpoError(Exception):
     """An error meant for a person: says what is wrong, where, and what to do."""
@@ -16,6 +18,12 @@ class GrpoError(Exception):
         self.param = param
         """JSON path of the field, for example `method.grpo.beta.value`."""
         self.headers = headers or {}
+
+    def rename(self, written: str) -> None:
+        """The client spells the field otherwise. A longer path that only ends in its name is another field, and stays."""
+        if self.param is not None and self.param != written:
+            self.message = re.sub(rf"(?<![\w.]){re.escape(self.param)}", lambda _: written, self.message)
+            self.args, self.param = (self.message,), written
 
 
 class InvalidRequest(GrpoError):

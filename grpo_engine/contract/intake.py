@@ -37,10 +37,8 @@ def named_as_written(raw: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     except GrpoError as error:
-        written = None if error.param is None else _as_written(error.param, raw)
-        if error.param is not None and written is not None and written != error.param:
-            error.message = error.message.replace(error.param, written)
-            error.args, error.param = (error.message,), written
+        if error.param is not None:
+            error.rename(_as_written(error.param, raw))
         raise
 
 

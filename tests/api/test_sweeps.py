@@ -138,6 +138,8 @@ class TestCreate:
         for change, param in (({"training_file": "file-none"}, "spec.training_file"), ({"metadata": {"a": 1}}, "spec.metadata.a")):
             answer = client.post(SWEEPS, json=body(client, spec={**spec(upload(client)), **change}))
             assert (answer.status_code, answer.json()["error"]["param"]) == (422, param)
+        answer = client.post(SWEEPS, json=body(client, spec={**spec(upload(client)), "resources": {"gpus": 1}}))
+        assert "unknown key 'spec.resources'; did you mean 'method.grpo.resources'?" in answer.json()["detail"]
         assert list((server.settings.data_dir / "jobs").iterdir()) == []
 
     def test_a_preset_may_not_change_what_is_shared(self, client: httpx.Client) -> None:
