@@ -1,18 +1,16 @@
-"""Next-token logits for many completions of a few prompts: the two decoders behind rollout.py.
+"""Next-token logits for many completions of a few prompts: the decoders behind rollout.py, and the fastest of them.
 
 `BranchedDecoder` computes each prompt once per group and reads its keys and values once per group; the completions' own
 keys and values lie in a preallocated buffer that grows by doubling, and finished rows are dropped from it.
-`CachedDecoder` is the plain way through transformers' cache, one group at a time and without any padding; it serves
-every model the branched attention does not (hybrid and linear-attention layers, soft caps).
+Every model the branched attention does not serve takes those of plain_decode.py.
 
 Shapes as in attention.py.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +18,7 @@ from torch import Tensor
 from grpo_engine.attention import BranchPlan
 from grpo_engine.lean import Forward, LeanForward
 from grpo_engine.network import Network
+from grpo_engine.plain_decode import CachedDecoder, PlainDecoder
 
 
 class Decoder(Protocol):
@@ -40,7 +39,9 @@ class Decoder(Protocol):
 
 def make_decoder(network: Network, max_new_tokens: int, lean: LeanForward | None = None) -> Decoder:
     """The fastest decoder that is right for this network."""
-    return BranchedDecoder(network, max_new_tokens, lean) if network.is_branched else CachedDecoder(network)
+    if network.is_branched:
+        return BranchedDecoder(network, max_new_tokens, lean)
+    return PlainDecoder(network) if network.why_not_cached else CachedDecoder(network)
 
 
 class BranchedDecoder:
@@ -179,54 +180,3 @@ def _written_out(query: Tensor, key: Tensor, value: Tensor, far: Tensor | None, 
         scores += far
     lse = scores.logsumexp(3)
     return (scores - lse[..., None]).exp().nan_to_num().to(value.dtype) @ value, lse
-
-
-class CachedDecoder:
-    """Decodes through transformers' own cache: each group's prompt is fed to all its rows, unpadded."""
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        parameters = inspect.signature(type(network.module).forward).parameters
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
-        self._caches: list[Any] = []
-        self._batches: list[list[int]] = []
-        """Rows of each group that are still wanted, as positions in the group's cache."""
-
-    def start(self, prompts: Sequence[Sequence[int]], group_size: int) -> Tensor:
-        """See `Decoder.start`."""
-        self._sizes = [group_size] * len(prompts)
-        self._batches = [list(range(group_size)) for _ in prompts]
-        self._caches = [None] * len(prompts)
-        rows = [
-            self._forward(group, torch.tensor([list(prompt)] * group_size, device=self._network.device))
-            for group, prompt in enumerate(prompts)
-        ]
-        return torch.cat(rows)
-
-    def step(self, token_B: Tensor) -> Tensor:
-        """See `Decoder.step`. A group's finished rows are fed a dummy token until the whole group has ended."""
-        rows, at = [], 0
-        for group, wanted in enumerate(self._batches):
-            if not wanted:
-                continue
-            tokens = token_B.new_zeros(self._sizes[group], 1)
-            tokens[wanted, 0] = token_B[at : at + len(wanted)]
-            at += len(wanted)
-            rows.append(self._forward(group, tokens)[wanted])
-        return torch.cat(rows)
-
-    def keep(self, index_B: Tensor) -> None:
-        """See `Decoder.keep`."""
-        flat = [(group, row) for group, rows in enumerate(self._batches) for row in rows]
-        kept = {flat[index] for index in index_B.tolist()}
-        self._batches = [[row for row in rows if (group, row) in kept] for group, rows in enumerate(self._batches)]
-        for group, rows in enumerate(self._batches):
-            if not rows:
-                self._caches[group] = None
-
-    def _forward(self, group: int, ids_GS: Tensor) -> Tensor:
-        cache = {} if self._caches[group] is None else {self._cache_name: self._caches[group]}
-        outputs = self._network.module(input_ids=ids_GS, use_cache=True, logits_to_keep=1, **cache)
-        self._caches[group] = outputs[self._cache_name]
-        logits: Tensor = outputs.logits[:, -1]
-        return logits.float() if logits.dtype == torch.bfloat16 else logits

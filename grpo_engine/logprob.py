@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grpo_engine.attention import BranchPlan
 from grpo_engine.batch import Completion, Prompt
-from grpo_engine.network import Network
+from grpo_engine.network import Network, check_cached
 from grpo_engine.vocabulary import ReferenceStates, vocabulary_stats
 
 Row = tuple[Prompt, Completion]
@@ -252,7 +252,11 @@ def _check_shortcut(network: Network, rows: Sequence[Row], temperature: float, p
 
 
 def disable_branching(reason: str, *networks: Network) -> None:
-    """Send the policy and the reference through the plain padded forward from now on."""
+    """Send the policy, which comes first, and the reference through the plain padded forward from now on. An act of all ranks together."""
     for network in networks:
         network.is_branched = False
         network.why_not_branched = reason
+    with networks[0].whole():
+        check_cached(networks[0])
+    for network in networks[1:]:
+        network.why_not_cached = networks[0].why_not_cached

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,9 +17,16 @@ from transformers import PreTrainedModel
 
 from grpo_engine.attention import BRANCHED, BranchPlan, Plan, UnsupportedAttention
 from grpo_engine.contract.error import InvalidRequest
+from grpo_engine.memory import is_out_of_memory
+from grpo_engine.plain_decode import CachedDecoder, PlainDecoder
 
 if TYPE_CHECKING:
     from grpo_engine.sharding import Sharding
+
+
+LONGEST_TRIED = 512
+"""Sliding windows of more tokens are not exceeded by the comparisons at start-up, which take seconds with them; those of step 1
+compare the fast forward on the run's own rows."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,11 @@ class Network:
     why_not_branched: str = ""
     why_not_lean: str = ""
     """What was wrong with the written-out forward of lean.py; then the module's own serves sampling too."""
+    why_not_cached: str = ""
+    """What was wrong with decoding through transformers' cache; then each token is computed from its whole row (plain_decode.py)."""
     is_lean_checked: bool = False
+    untold: list[str] = field(default_factory=list)
+    """Reasons why sampling takes a slower way that no event has told yet."""
     sharding: Sharding | None = None
     """How the weights are divided over the ranks; None where this process holds all of them."""
 
@@ -57,8 +68,8 @@ class Network:
     def _body(self, **inputs: Any) -> Tensor:
         if self.sharding is not None:
             return self.sharding.body(**inputs)
-        hidden: Tensor = self.module.base_model(**inputs).last_hidden_state
-        return hidden
+        hidden: Tensor = body_of(self.module)(**inputs).last_hidden_state
+        return hidden.to(self.dtype)  # Mamba adds its layers up in fp32 whatever the weights are
 
     @property
     def device(self) -> torch.device:
@@ -106,9 +117,10 @@ class Network:
 
 
 def make_network(module: PreTrainedModel) -> Network:
-    """Prepare a freshly loaded module: dropout off, train mode, attention chosen and probed.
+    """Prepare a freshly loaded module: dropout off, train mode, attention chosen and probed, and where it is not branched the cache.
 
-    Raises InvalidRequest when the head is not `scale * linear`, because log-probabilities would be wrong.
+    Raises InvalidRequest when the head is not `scale * linear`, because log-probabilities would be wrong, and when the module's
+    own forward fails.
     """
     disable_dropout(module)
     module.train()  # in eval() transformers skips activation checkpointing without a word; with dropout at 0 the numbers agree
@@ -120,7 +132,22 @@ def make_network(module: PreTrainedModel) -> Network:
         reason = _probe(network)
         network.is_branched = not reason
     network.why_not_branched = reason
+    if reason:
+        check_cached(network)
     return network
+
+
+def check_cached(network: Network) -> None:
+    """Compare decoding through transformers' cache with the plain forward, before a network that is not branched is sampled from."""
+    network.why_not_cached = _probe_cache(network)
+    if network.why_not_cached:
+        network.untold.append(network.why_not_cached)
+
+
+def body_of(module: PreTrainedModel) -> nn.Module:
+    """The part that gives hidden states. Llama4ForCausalLM has none by the name it gives itself, and answers with the whole model."""
+    base: nn.Module = module.base_model
+    return base if base is not module else getattr(module, "model", module)
 
 
 def disable_dropout(module: nn.Module) -> None:
@@ -146,21 +173,68 @@ def _set_branched(module: PreTrainedModel) -> str:
     return ""
 
 
-def _probe_ids(module: PreTrainedModel, device: torch.device) -> Tensor:
-    count: int = module.get_input_embeddings().num_embeddings
-    return (torch.arange(12, device=device) * 7919 + 1) % count
+def probe_ids(network: Network, count: int) -> Tensor:
+    """So many token ids to try a model with, more or less scattered over its vocabulary."""
+    size: int = network.module.get_input_embeddings().num_embeddings
+    return (torch.arange(count, device=network.device) * 7919 + 1) % size
+
+
+def probe_length(network: Network) -> int:
+    """Length of a prompt to try a model with: beyond its sliding window or attention chunk, where that is not too long to be tried."""
+    config = network.module.config.get_text_config()
+    longest = min(LONGEST_TRIED, (getattr(config, "max_position_embeddings", None) or LONGEST_TRIED + 17) - 17)
+    sizes = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size")]
+    return 5 + max(size if size <= longest else 0 for size in sizes)
+
+
+def relative_gap(found_NC: Tensor, expected_NC: Tensor) -> float:
+    """|found - expected| / |expected|, the median over tokens; NaN where one of them is not a number.
+
+    The median, because in bf16 single tokens may differ widely between two right orders of summation. A token of hidden state 0
+    (the padding token of some families, which comes early among `probe_ids`) has no gap when both are 0.
+    """
+    found, expected = found_NC.double(), expected_NC.double()
+    size_N = expected.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
+    return float(((found - expected).norm(dim=1) / size_N).median())
+
+
+@contextmanager
+def _own_forward(network: Network) -> Iterator[None]:
+    """Within, the module computes as its authors wrote it; what fails there is the model's, and it is refused."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise InvalidRequest(
+            f"{type(network.module).__name__} cannot be trained here: its own forward fails on a few tokens "
+            f"({type(error).__name__}: {error}); choose another model",
+            param="model",
+        ) from error
+
+
+def _limit(network: Network) -> float:
+    """Allowed `relative_gap` to the plain forward.
+
+    Two right orders of summation differ by 2e-6 in fp32 (SmolLM2-135M); wrong positions, windows or states change every token, by
+    1e-2 even in a small random model. In bf16 one rounding is 4e-3 and they add up over the layers: only a gross fault can be told
+    from rounding.
+    """
+    return 0.15 if network.dtype == torch.bfloat16 else 1e-4
 
 
 @torch.no_grad()
 def _check_head(network: Network) -> None:
+    name = type(network.module).__name__
     is_capped = bool(getattr(network.module.config.get_text_config(), "final_logit_softcapping", None))  # too mild for the numbers below
-    ids = _probe_ids(network.module, network.device)[None]
+    ids = probe_ids(network, 12)[None]
     mask = torch.ones_like(ids)
-    expected = network.module(input_ids=ids, attention_mask=mask, use_cache=False).logits[0].float()
-    found = network.logits(network.hidden_padded(ids, mask)[0]).float()
+    with _own_forward(network):
+        expected = network.module(input_ids=ids, attention_mask=mask, use_cache=False).logits[0].float()
+        found = network.logits(network.hidden_padded(ids, mask)[0]).float()
     if is_capped or not torch.allclose(expected, found, rtol=2e-2 if network.dtype == torch.bfloat16 else 1e-3, atol=1e-3):
         raise InvalidRequest(
-            f"{type(network.module).__name__} changes its logits after the output layer (a soft cap, for example); "
+            f"{name} changes its logits after the output layer (a soft cap, for example); "
             "such models are not supported, choose another model",
             param="model",
         )
@@ -169,21 +243,45 @@ def _check_head(network: Network) -> None:
 @torch.no_grad()
 def _probe(network: Network) -> str:
     """Two short branches against the plain forward: catches layers that ignore the plan. Returns what is wrong, or nothing."""
-    ids = _probe_ids(network.module, network.device)
-    prompt, first, second = ids[:5].tolist(), ids[5:9].tolist(), ids[9:].tolist()
+    start = probe_length(network)
+    ids = probe_ids(network, start + 7)
+    prompt, first, second = ids[:start].tolist(), ids[start:-3].tolist(), ids[-3:].tolist()
     plan = BranchPlan.build([prompt], [[first, second]], network.device)
     try:
         branched = network.hidden(plan).float()
     except (UnsupportedAttention, TypeError, RuntimeError, ValueError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
-    plain = torch.cat(
-        [
-            network.hidden_padded(row, torch.ones_like(row))[0, start:].float()
-            for row, start in ((ids[None, :9], 0), (torch.cat([ids[:5], ids[9:]])[None], 5))
-        ]
-    )
-    gap_N = (branched - plain).norm(dim=1) / plain.norm(dim=1)
-    # The median of each part: in bf16 single tokens may differ widely between two right orders of summation.
-    gap = max(float(part.median()) for part in gap_N.split([5, 4, 3]))
-    limit = 0.15 if network.dtype == torch.bfloat16 else 1e-4
-    return "" if gap <= limit else f"hidden states differ by {gap:.1e} (relative) from the plain forward"
+    with _own_forward(network):
+        rows = ((ids[None, :-3], 0), (torch.cat([ids[:start], ids[-3:]])[None], start))
+        plain = torch.cat([network.hidden_padded(row, torch.ones_like(row))[0, at:].float() for row, at in rows])
+    limit = _limit(network)
+    parts = ((part, part + size) for part, size in ((0, start), (start, 4), (start + 4, 3)))
+    wrong = [gap for a, b in parts if not (gap := relative_gap(branched[a:b], plain[a:b])) <= limit]  # NaN is wrong too
+    return f"hidden states differ by {wrong[0]:.1e} (relative) from the plain forward" if wrong else ""
+
+
+@torch.no_grad()
+def _probe_cache(network: Network) -> str:
+    """A few tokens of two rows of one prompt, decoded with and without transformers' cache. Returns what is wrong, or nothing."""
+    start = probe_length(network)
+    ids = probe_ids(network, start + 12)
+    prompt, steps = ids[:start].tolist(), ids[start:].tolist()
+
+    def logits(decoder: CachedDecoder | PlainDecoder) -> Tensor:
+        pairs = [ids.new_tensor(steps[at : at + 2]) for at in range(0, len(steps), 2)]
+        rows = torch.cat([decoder.start([prompt], 2), *(decoder.step(token_B) for token_B in pairs)])
+        return rows - rows.mean(1, keepdim=True)  # a constant on all logits has no effect
+
+    instead = "so each token is computed from its whole row"
+    with _own_forward(network):
+        plain = logits(PlainDecoder(network))
+    try:
+        cached = logits(CachedDecoder(network))
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return f"decoding through transformers' cache fails with {type(error).__name__}: {error}, {instead}"
+    wrong = [gap for row in (0, 1) if not (gap := relative_gap(cached[row::2], plain[row::2])) <= _limit(network)]
+    if not wrong:
+        return ""
+    return f"decoding through transformers' cache differs by {wrong[0]:.1e} (relative) from the plain forward, {instead}"

@@ -42,7 +42,7 @@ class Rehearsal:
     seconds: dict[str, float]
     """By phase, of a whole step; scaled up when only a few groups were done."""
     notes: dict[str, str]
-    """What the run would say in events, by code: `memory_reduced`, `slow_forward`."""
+    """What the run would say in events, by code: `memory_reduced`, `slow_forward`, `slow_sampling`."""
 
 
 def rehearse(learner: Learner, deadline: float, *, clock: Callable[[], float] = time.monotonic) -> Rehearsal:
@@ -92,4 +92,6 @@ def _notes(learner: Learner, result: StepResult) -> dict[str, str]:
         notes["memory_reduced"] = "; ".join(news)
     if result.shortcut_problem is not None:
         notes["slow_forward"] = f"prompts are computed once per completion: {result.shortcut_problem}"
+    if result.slow_sampling:
+        notes["slow_sampling"] = f"sampling takes a slower way: {'; '.join(result.slow_sampling)}"
     return notes

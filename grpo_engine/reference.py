@@ -97,7 +97,7 @@ def load_reference(policy: Policy, folder: Path | None = None, *, is_divided: bo
     """
     if policy.adapter is not None and folder is None:
         network = policy.network
-        return Reference(BaseNetwork(network.module, network.is_branched, network.why_not_branched), policy.sha256)
+        return Reference(_like(network, BaseNetwork, network.module), policy.sha256)
     if folder is None:
         module = deepcopy(policy.model)
         weights = policy.weights()
@@ -118,4 +118,9 @@ def load_reference(policy: Policy, folder: Path | None = None, *, is_divided: bo
         module.set_attn_implementation(policy.model.config._attn_implementation)
     disable_dropout(module)
     module.train()
-    return Reference(Network(module, policy.network.is_branched, policy.network.why_not_branched), sha256)
+    return Reference(_like(policy.network, Network, module), sha256)
+
+
+def _like(network: Network, kind: type[Network], module: PreTrainedModel) -> Network:
+    """The module with the ways of computing that the policy's comparisons left."""
+    return kind(module, network.is_branched, network.why_not_branched, why_not_cached=network.why_not_cached)

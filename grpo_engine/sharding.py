@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from grpo_engine.batch import Completion, Prompt
 from grpo_engine.device import Device
 from grpo_engine.logprob import MicroBatch
+from grpo_engine.network import body_of
 from grpo_engine.ranks import Ranks
 
 _BODY = "grpo_body"
@@ -130,7 +131,7 @@ class Sharding:
 
 
 def _body(module: PreTrainedModel, **inputs: Any) -> Tensor:
-    hidden: Tensor = module.base_model(**inputs).last_hidden_state
+    hidden: Tensor = body_of(module)(**inputs).last_hidden_state
     return hidden if hidden._base is None else hidden.clone()  # FSDP hangs its hooks on the result, and warns of views
 
 

@@ -40,8 +40,8 @@ class StepResult:
     grader_errors: list[str] = field(default_factory=list)
     shortcut_problem: str | None = None
     """Why the branched forward is not used; set in the first step only."""
-    lean_problem: str | None = None
-    """Why sampling does not take the written-out forward; set in the step in which it was compared."""
+    slow_sampling: list[str] = field(default_factory=list)
+    """Why sampling takes a slower way; each reason in the first step after it was found."""
     kl_details: dict[str, Any] | None = None
     """KL by position, token and prompt, in the steps that ask for it."""
     evaluation: Evaluation | None = None
@@ -85,7 +85,7 @@ def train_step(learner: Learner, step: int) -> StepResult:
     metrics["throughput/tokens_per_s"] = rollout.num_tokens / seconds["step"]
     result = StepResult(step, metrics, beta_update, rollout, advantages, tensors, quarantine)
     result.grader_errors, result.shortcut_problem = collected.grader_errors, collected.shortcut_problem
-    result.lean_problem = collected.lean_problem
+    result.slow_sampling = collected.slow_sampling
     result.kl_details = kl_details
     return result
 

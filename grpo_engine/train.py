@@ -98,9 +98,8 @@ def report(learner: Learner, log: EventLog, result: StepResult) -> None:
     if result.shortcut_problem is not None:
         message = f"prompts are computed once per completion: {result.shortcut_problem}"
         log.emit("shortcut.disabled", message, step=step, level="warn", data={"reason": result.shortcut_problem})
-    if result.lean_problem is not None:
-        message = f"sampling goes through the model's own forward: {result.lean_problem}"
-        log.emit("shortcut.disabled", message, step=step, level="warn", data={"reason": result.lean_problem})
+    for reason in result.slow_sampling:
+        log.emit("shortcut.disabled", f"sampling takes a slower way: {reason}", step=step, level="warn", data={"reason": reason})
     for budget, name in ((learner.memory, "micro_batch_tokens"), (learner.sampling_memory, "completions_at_once")):
         if (news := budget.take_news()) is not None:
             log.emit("memory.reduced", news, step=step, level="warn", data={name: budget.size})

@@ -144,4 +144,4 @@ class Probe(View):
     """A few completions of step 1; empty when the job redacts its rollouts."""
     warnings: list[JobWarning] = []
     """What would disappoint: codes `no_signal`, `all_truncated`, `grader_failed`, `step_quarantined`, `long_prompts`, `partial_probe`,
-    `memory_tight`, `memory_reduced`, `slow_forward`."""
+    `memory_tight`, `memory_reduced`, `slow_forward`, `slow_sampling`."""

@@ -88,8 +88,10 @@ def test_a_forward_that_differs_is_not_used_and_says_so(tmp_path: Path, monkeypa
 
 
 def test_a_run_says_once_that_it_samples_the_slow_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it is the evaluation before the first step that finds it out."""
     monkeypatch.setattr("grpo_engine.lean._compare", lambda *_: "the written-out forward differs")
     root = make_job(tmp_path)
-    spec = make_spec(root, sampling={"max_completion_tokens": WORTH_CALLS}, limits={"num_steps": 2})
-    said = events(train(root, spec=spec), "shortcut.disabled")
+    evaluation = {"every": 9, "grader": {"type": "regex", "pattern": "^"}}
+    spec = make_spec(root, sampling={"max_completion_tokens": WORTH_CALLS}, limits={"num_steps": 2}, evaluation=evaluation)
+    said = events(train(root, spec=spec, validation_file=str(root / "rows.jsonl")), "shortcut.disabled")
     assert [(event.step, event.data["reason"]) for event in said] == [(1, "the written-out forward differs")]

@@ -10,8 +10,9 @@ import torch
 
 from grpo_engine.batch import Completion, Group, Prompt
 from grpo_engine.contract.job import SamplingConfig
-from grpo_engine.decode import BranchedDecoder, CachedDecoder
+from grpo_engine.decode import BranchedDecoder
 from grpo_engine.logprob import MicroBatch, token_stats
+from grpo_engine.plain_decode import CachedDecoder
 from grpo_engine.policy import Policy
 from grpo_engine.rollout import choose_tokens, invert_cumulative, sample_groups, uniforms
 from tests.engine.model_fixtures import SHAPES, tiny_policy
