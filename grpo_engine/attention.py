@@ -243,8 +243,10 @@ class BranchPlan:
         )
 
     def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scaling: float, window: int | None) -> Tensor:
-        """See `Plan.attend`. Layers come in order; `layer` is not needed here."""
+        """See `Plan.attend`. Where keys and values are kept, layers must come in order, each once: decoding finds them by layer."""
         if self.keep_prompt_kv is not None:
+            if layer != len(self.keep_prompt_kv):
+                raise UnsupportedAttention(f"layer {layer} attends more than once, or out of order")
             key, value = (rows[self.prompt_index_PS].transpose(1, 2).contiguous() for rows in (key_NKD, value_NKD))
             self.keep_prompt_kv.append((key, value))
         num_keys = self.prompt_index_PS.shape[1] + self.own_index_BT.shape[1]

@@ -247,6 +247,7 @@ def _probe(network: Network) -> str:
     ids = probe_ids(network, start + 7)
     prompt, first, second = ids[:start].tolist(), ids[start:-3].tolist(), ids[-3:].tolist()
     plan = BranchPlan.build([prompt], [[first, second]], network.device)
+    plan.keep_prompt_kv = []  # as decoding does
     try:
         branched = network.hidden(plan).float()
     except (UnsupportedAttention, TypeError, RuntimeError, ValueError, AttributeError) as error:
