@@ -138,7 +138,11 @@ def make_network(module: PreTrainedModel) -> Network:
 
 
 def check_cached(network: Network) -> None:
-    """Compare decoding through transformers' cache with the plain forward, before a network that is not branched is sampled from."""
+    """Before a network that is not branched is used: what may follow a row in a batch, and decoding through transformers' cache.
+
+    Raises InvalidRequest where a row's numbers depend on what follows it. For a cache that is wrong there is a way around it.
+    """
+    _check_rows(network)
     network.why_not_cached = _probe_cache(network)
     if network.why_not_cached:
         network.untold.append(network.why_not_cached)
@@ -151,12 +155,12 @@ def body_of(module: PreTrainedModel) -> nn.Module:
 
 
 def disable_dropout(module: nn.Module) -> None:
-    """Set every dropout probability to 0, in dropout layers and in the attributes transformers keeps beside them."""
+    """Set every dropout probability and the noise of every router to 0, in layers and in the attributes transformers keeps beside them."""
     for part in module.modules():
         if isinstance(part, nn.Dropout | nn.AlphaDropout):
             part.p = 0.0
         for name, value in vars(part).items():
-            if isinstance(value, float) and ("dropout" in name or name in ("layerdrop", "layer_drop")):
+            if isinstance(value, float) and any(word in name for word in ("dropout", "jitter", "layerdrop", "layer_drop")):
                 setattr(part, name, 0.0)
 
 
@@ -238,6 +242,25 @@ def _check_head(network: Network) -> None:
             "such models are not supported, choose another model",
             param="model",
         )
+
+
+@torch.no_grad()
+def _check_rows(network: Network) -> None:
+    ids = probe_ids(network, 12)
+    rows = torch.stack([ids, torch.cat([ids[:7], ids[:5]])])
+    mask = torch.ones_like(rows)
+    mask[1, 7:] = 0
+    with _own_forward(network):
+        longer, padded = network.hidden_padded(rows, mask)[:, :7]
+        alone = network.hidden_padded(rows[1:, :7], mask[1:, :7])[0]
+    for found, what in ((longer, "more tokens follow (it is not causal)"), (padded, "padding follows")):
+        gap = relative_gap(found, alone)
+        if not gap <= _limit(network):
+            raise InvalidRequest(
+                f"{type(network.module).__name__} gives tokens other numbers ({gap:.1e}, relative) when {what}; "
+                "such models are not supported, choose a causal language model that can be padded on the right",
+                param="model",
+            )
 
 
 @torch.no_grad()

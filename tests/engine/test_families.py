@@ -13,6 +13,7 @@ from transformers import (
     BambaConfig,
     BambaForCausalLM,
     Cohere2Config,
+    CpmAntConfig,
     DiffLlamaConfig,
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -23,11 +24,14 @@ from transformers import (
     LlamaForCausalLM,
     Mamba2Config,
     MistralConfig,
+    MixtralConfig,
     Olmo3Config,
     Phi3Config,
+    PhimoeConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3NextConfig,
+    XLMConfig,
 )
 
 from grpo_engine import network as network_module
@@ -232,3 +236,30 @@ def test_logits_changed_after_the_output_layer_are_refused(monkeypatch: pytest.M
     monkeypatch.setattr(Network, "logits", lambda network, hidden: 2 * network.module.get_output_embeddings()(hidden))
     with pytest.raises(InvalidRequest, match="after the output layer"):
         make_network(Gemma2ForCausalLM(config))
+
+
+NOISY = {
+    "mixtral": MixtralConfig(**DENSE, num_local_experts=4, router_jitter_noise=0.3),
+    "phimoe": PhimoeConfig(**DENSE, num_local_experts=4, pad_token_id=0, bos_token_id=1, eos_token_id=2, router_jitter_noise=0.3),
+}
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_routers_draw_no_noise(name: str) -> None:
+    network = _prepared(NOISY[name])
+    assert network.module.training
+    _check(network)
+
+
+CPMANT = {"vocab_size": 300, "hidden_size": 32, "num_attention_heads": 4, "dim_head": 8, "dim_ff": 48, "num_hidden_layers": 2}
+NOT_CAUSAL = {
+    "padding": (CpmAntConfig(**CPMANT, prompt_types=4, prompt_length=4, segment_types=4), "CpmAntForCausalLM .* when .* follow"),
+    "both directions": (XLMConfig(vocab_size=300, emb_dim=32, n_layers=2, n_heads=4, pad_index=0), "XLMWithLMHeadModel .* not causal"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_CAUSAL)
+def test_a_model_whose_tokens_depend_on_what_follows_is_refused(name: str) -> None:
+    config, words = NOT_CAUSAL[name]
+    with pytest.raises(InvalidRequest, match=words):
+        _prepared(config)
