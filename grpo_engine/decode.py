@@ -19,6 +19,7 @@ from grpo_engine.attention import BranchPlan
 from grpo_engine.lean import Forward, LeanForward
 from grpo_engine.network import Network
 from grpo_engine.plain_decode import CachedDecoder, PlainDecoder
+from grpo_engine.row_counts import packed_states
 
 
 class Decoder(Protocol):
@@ -68,7 +69,7 @@ class BranchedDecoder:
         """See `Decoder.start`."""
         plan = BranchPlan.build(prompts, [[] for _ in prompts], self._network.device)
         plan.keep_prompt_kv = self._prompt_kv
-        hidden_NC = self._hidden(plan.input_ids_N, plan.position_ids_N, plan)
+        hidden_NC = packed_states(self._hidden, plan)
         self._lengths_P, self._slots = plan.prompt_lengths_P, group_size
         self._cell_B = torch.arange(len(prompts) * group_size, device=hidden_NC.device)
         last = torch.cumsum(self._lengths_P, 0) - 1

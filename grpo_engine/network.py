@@ -19,6 +19,7 @@ from grpo_engine.attention import BRANCHED, BranchPlan, Plan, UnsupportedAttenti
 from grpo_engine.contract.error import InvalidRequest
 from grpo_engine.memory import is_out_of_memory
 from grpo_engine.plain_decode import CachedDecoder, PlainDecoder
+from grpo_engine.row_counts import packed_states
 
 if TYPE_CHECKING:
     from grpo_engine.sharding import Sharding
@@ -93,7 +94,7 @@ class Network:
 
     def hidden(self, plan: BranchPlan) -> Tensor:
         """Final hidden states (N, C) of packed, branched tokens."""
-        return self.hidden_of(plan.input_ids_N, plan.position_ids_N, plan)
+        return packed_states(self.hidden_of, plan)
 
     def hidden_of(self, ids_N: Tensor, positions_N: Tensor, plan: Plan) -> Tensor:
         """Final hidden states (N, C) of packed tokens at the given positions, attending as the plan says."""

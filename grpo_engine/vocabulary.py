@@ -20,9 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from grpo_engine.device import bf16_products
 from grpo_engine.network import Head
+from grpo_engine.row_counts import spare_rows
 
 TILE_TOKENS = 2048
 TILE_ELEMENTS = 4 * 1024 * 1024
@@ -51,10 +53,15 @@ def vocabulary_stats(
     hidden_NC: Tensor, head: Head, target_N: Tensor, temperature: float, reference: ReferenceStates | None = None
 ) -> VocabularyStats:
     """Log-probability of each target, entropy, and exact KL both ways, in fp32 (fp64 for fp64 inputs)."""
+    count = len(hidden_NC)
+    spare = spare_rows(count, hidden_NC.device)
+    if reference is not None:
+        reference = ReferenceStates(functional.pad(reference.hidden_NC, (0, 0, 0, spare)), reference.head)
+    hidden_NC, target_N = functional.pad(hidden_NC, (0, 0, 0, spare)), functional.pad(target_N, (0, spare))
     outputs = _Stats.apply(  # type: ignore[no-untyped-call]
         hidden_NC, head.weight_VC, head.bias_V, target_N, head.scale / temperature, reference, temperature
     )
-    logprob_N, entropy_N, kl_pr_N, kl_rp_N = outputs
+    logprob_N, entropy_N, kl_pr_N, kl_rp_N = (row_N[:count] for row_N in outputs)
     if reference is None:
         return VocabularyStats(logprob_N, entropy_N, None, None)
     return VocabularyStats(logprob_N, entropy_N, kl_pr_N, kl_rp_N)
