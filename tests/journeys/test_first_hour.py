@@ -29,7 +29,7 @@ def blocks() -> list[str]:
 def test_the_first_hour_can_be_lived_as_it_is_written(server: LiveStack, tmp_path: Path) -> None:
     """The parent has more steps here, so that it still runs when it is steered; the tiny model needs no time for one."""
     script = "\n".join(["set -eux", *blocks()])
-    for written, here in (('"smollm2-135m-instruct"', '"tiny"'), ('"limits": {"num_steps": 12}', '"limits": {"num_steps": 60}')):
+    for written, here in (('"smollm2-135m-instruct"', '"tiny"'), ('"limits": {"num_steps": 12}', '"limits": {"num_steps": 120}')):
         assert script.count(written) == 1
         script = script.replace(written, here)
     script = script.replace('"keep": 3', '"keep": 100')
